@@ -449,6 +449,7 @@ SCHEDULES: dict[str, dict[str, list[tuple[int, Any]]]] = {
     "a number that counts": {"k": [(0, 0), *((step, [step - 1, step]) for step in (1, 2, 3)), (100, 100)]},
     "an exponential decay": {"lr": [(step, 0.97**step) for step in range(0, 300, 5)]},
     "a constant rate with a decay at the end": {"lr": [(0, 1.0), (270, 1.0), (280, 0.1), (290, 1e-3), (299, 1e-6)]},
+    "three drops": {"lr": [(0, 1.0), (100, [1.0, 0.1]), (180, [0.1, 0.01]), (250, [0.01, 1e-3])]},
     "restarts": {"lr": [(0, 1.0), (100, 0.2), (101, [0.2, 0.5]), (200, 0.1)]},
     "a step decay": {"lr": [(0, 1.0), (150, [1.0, 0.2]), (299, 0.2)]},
     "an update that a loss scaler leaves out": {"updates_in_a_step": [(150, [1, 0]), (151, [0, 1])]},
@@ -476,6 +477,19 @@ def test_a_rate_that_warms_up_once_more_is_said(every: int, tmp_path: Path) -> N
                 row["settings"] = {"0.0": {"of": ["block0"], "lr": value}}
 
     (found,) = findings(planted(tmp_path / "probes.jsonl", tell, every))
+    assert (found.kind, found.since, found.step) == ("rate", 202, 203)
+
+
+def test_a_rate_that_drops_again_and_again_after_it_was_constant_is_said_at_the_first_drop(tmp_path: Path) -> None:
+    """Of a scheduler that takes each step for one without progress."""
+    told = [(0, 1.0), (203, [1.0, 0.1]), (213, [0.1, 0.01]), (223, [0.01, 1e-3])]
+
+    def tell(row: Row, step: int) -> None:
+        for at, value in told:
+            if at == step:
+                row["settings"] = {"0.0": {"of": ["block0"], "lr": value}}
+
+    (found,) = findings(planted(tmp_path / "probes.jsonl", tell))
     assert (found.kind, found.since, found.step) == ("rate", 202, 203)
 
 
@@ -686,6 +700,8 @@ def test_logits_of_one_block_that_leap_apart_from_the_others_are_said(
 ) -> None:
     fault = times(factor, "attention_logit_max/block2", at=190)
     assert [found.parts for found in findings(planted(tmp_path / "probes.jsonl", fault, every))] == parts
+    of_small = both(times(0.01, *of_all("attention_logit_max"), at=0), fault)
+    assert not findings(planted(tmp_path / "probes.jsonl", of_small, every))
 
 
 @pytest.mark.parametrize(("moved", "parts"), [(["block2"], [["block2"]]), (PARTS, [])])
