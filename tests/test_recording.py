@@ -1107,7 +1107,7 @@ def test_what_changes_gradients_after_they_are_clipped_is_measured(max_norm: flo
     assert rows[10]["grad_edit/block0"] == pytest.approx(1, rel=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["coefficient", "function", "order", "same"])
+@pytest.mark.parametrize("kind", ["coefficient", "function", "order", "same", "double"])
 def test_a_loss_that_is_computed_in_another_way_is_told(kind: str, tmp_path: Path) -> None:
     model = built()
 
@@ -1120,16 +1120,16 @@ def test_a_loss_that_is_computed_in_another_way_is_told(kind: str, tmp_path: Pat
         elif changed == "order":
             penalty = logits.logsumexp(-1).mean().square()
         scale = 0.5 if changed == "coefficient" else 0.001
-        return F.cross_entropy(logits, tokens[:, 1:].flatten()) + scale * penalty
+        loss = F.cross_entropy(logits, tokens[:, 1:].flatten())
+        return loss.double() * (1 + scale * penalty.double()) if kind == "double" else loss + scale * penalty
 
     backward = torch.autograd.backward
     rows = run_with(model, tmp_path / "probes.jsonl", lambda step: None, loss)
     assert torch.autograd.backward is backward
     assert sum("functions/loss" in row for row in rows) == 1 + (kind in ("coefficient", "function"))
     found = diagnose(read_recording(tmp_path / "probes.jsonl")).findings
-    assert [(each.kind, each.parts, each.since, each.step) for each in found] == [("data", [], 5, 10)] * (
-        kind != "same"
-    )
+    is_said = kind not in ("same", "double")
+    assert [(each.kind, each.parts, each.since, each.step) for each in found] == [("data", [], 5, 10)] * is_said
     told = {
         "coefficient": ["no longer Mul(0.001)", "now Mul(0.5)"],
         "function": ["now Sqrt", "no longer Mul(Mean)", "now Mul(Sqrt)", "now Sqrt(Mean)"],
