@@ -37,8 +37,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
-    """Set torch up in the processes that run tests, before the first module is read."""
-    if isinstance(collector, pytest.Session):
+    """Set torch up in the processes that run tests, before the first module is read.
+
+    No file of this folder hears of the session, whose folder is the one above.
+    """
+    if isinstance(collector, pytest.Directory):
         import torch
 
         from lab.core import machine

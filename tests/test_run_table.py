@@ -173,12 +173,13 @@ def crossed(name: str, values: tuple[Any, Any], seeds: int = 2) -> pd.DataFrame:
 def test_no_column_is_ignored_or_merged_whatever_its_name(name: str) -> None:
     """Two values make two curves, or it is asked what the column is, and they do once --arm says so."""
     for values in (("x", "y"), (2000, 4000)):
-        frame = crossed(name, values)
+        frame, refusal = crossed(name, values), name
         try:
             records, mapping = run_table.records_of(frame, Columns())
-        except RequestError as refusal:
-            assert name in str(refusal)
+        except RequestError as fault:
+            refusal = str(fault)
             records, mapping = run_table.records_of(frame, Columns(arm=[name]))
+        assert name in refusal
         points = curves.points(records.runs)
         assert len(points) == 12
         assert points.groupby(["arm", "size"])["loss"].nunique().tolist() == [2, 2]

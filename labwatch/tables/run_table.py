@@ -144,9 +144,7 @@ def records_of(
     return imported._replace(mapping=[*read_from, *in_names, *of_sweeps, *imported.mapping, *left_out])
 
 
-def _with_single_changes(
-    whole: _Reading, columns: Columns, source: str, measured: Collection[str]
-) -> Imported | None:
+def _with_single_changes(whole: _Reading, columns: Columns, source: str, measured: Collection[str]) -> Imported | None:
     """The records of a base and single changes of it, each of which has the card of its base; None of other tables."""
     if columns.axis is not None or columns.best_over is not None:
         return None
