@@ -1289,7 +1289,7 @@ def run_with(
     out: Path,
     act: Callable[[int], None],
     loss: Callable[[int], Tensor] | None = None,
-    steps: int = 41,
+    steps: int = 26,
 ) -> list[Row]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     recorder = lab.record(model, optimizer, every=5, out=out)
@@ -1495,7 +1495,7 @@ def test_a_state_that_is_lost_and_a_switch_are_told_at_their_step(
         if step == 23:
             change(made)
 
-    looped(tmp_path / "probes.jsonl", settings=act, optimizer=optimizer, steps=31)
+    looped(tmp_path / "probes.jsonl", settings=act, optimizer=optimizer, steps=26)
     assert told(tmp_path / "probes.jsonl") == ("optimizer", ["block1"], 22, 23)
 
 
