@@ -37,8 +37,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
-    """Set torch up in the processes that run tests, before the first module is read."""
-    if isinstance(collector, pytest.Session):
+    """Set torch up in the processes that run tests, before the first module is read.
+
+    No file of this folder hears of the session, whose folder is the one above.
+    """
+    if isinstance(collector, pytest.Directory):
         import torch
 
         from lab.core import machine
@@ -63,16 +66,21 @@ def spare_the_collector() -> None:
     """Let the collector walk what lives to the end, such as thousands of collected tests and torch, no more."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000)  # of new objects, of which small tables make hundreds each
 
 
 @pytest.fixture(scope="session", autouse=True)
 def remembered(pytestconfig: pytest.Config) -> Iterator[None]:
-    """Quick tests read and merge the lab's own configs once for each choice of files; Hydra takes most of a request."""
+    """Quick tests read and merge the lab's own configs once for each choice of files; Hydra takes most of a request.
+
+    Nor do they look for garbage after each fleet, which takes as long as a tiny fleet trains.
+    """
     import composing
 
     with pytest.MonkeyPatch.context() as patch:
         if is_quick(pytestconfig):
             composing.remember(patch)
+            patch.setattr("lab.core.machine.release_memory", lambda: None)
         yield
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lab import Fleet
-from lab.core.machine import is_out_of_memory
+from lab.core.machine import is_out_of_memory, release_memory
 from lab.records import plans, store
 from lab.sweeping import job
 from lab.sweeping.planner import points
@@ -43,6 +43,7 @@ def leave(folder: Path, seeds: int) -> store.Records:
 
 def plant(monkeypatch: pytest.MonkeyPatch, too_much: Callable[[Fleet], bool]) -> list[int]:
     """Memory gives out in the third step where it is ``too_much``; returns the sizes of the fleets tried."""
+    monkeypatch.setattr("lab.core.machine.release_memory", release_memory)  # which other tests do without
     sizes: list[int] = []
     alive = weakref.WeakSet[Fleet]()
     begin, step = Fleet.__init__, Fleet.step

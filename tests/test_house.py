@@ -416,6 +416,11 @@ def test_documents_and_examples_import_the_public_face_only() -> None:
     assert {name: imported for name, imported in named.items() if not imported <= {"lab", "lab.analysis"}} == {}
 
 
+def test_tests_run_on_one_thread() -> None:
+    """With two, those that train small models take five times as long, which no other test would tell."""
+    assert importlib.import_module("torch").get_num_threads() == 1
+
+
 def test_nothing_is_left_to_be_done() -> None:
     notes = ("TO" + "DO", "FIX" + "ME", "XX" + "X")
     texts = [

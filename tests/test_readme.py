@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from functools import cache
 from html import unescape
 from pathlib import Path
 
@@ -83,14 +84,19 @@ OF_NO_CLAIM |= {"scatter_of_runaway", "scatter_of_failing"}
 OF_NO_CLAIM |= {f"quiet_by_chance_{updates}" for updates in (20, 100)}
 
 
+@cache
+def verdicts() -> dict[str, str]:
+    """By claim its verdict, on committed records and on runs of others."""
+    words = {row.claim.name: row.word for row in scoreboard.committed()}
+    return words | {row.claim.name: row.decision.verdict for row in public_table.judge_all()}
+
+
 @pytest.mark.parametrize("page", QUOTING)
 def test_quoted_effects_are_those_of_reproduced_claims(page: str) -> None:
     text = (HOME / page).read_text(encoding="utf-8")
     effects, shares = ([found[1] for found in SCRIPT[marks].findall(text)] for marks in ("EFFECT", "SHARE"))
-    words = {row.claim.name: row.word for row in scoreboard.committed()}
-    words |= {row.claim.name: row.decision.verdict for row in public_table.judge_all()}
     assert len({*effects, *shares}) >= QUOTING[page]
-    assert {words[name] for name in {*effects, *shares} - OF_NO_CLAIM} == {"reproduced"}
+    assert {verdicts()[name] for name in {*effects, *shares} - OF_NO_CLAIM} == {"reproduced"}
     for table in ("PUBLIC_RUNS", "LEFT_OUT"):  # which a script writes, marks and all
         text = SCRIPT[table].sub("", text)
     quoted = "; ".join(found[2] for found in SCRIPT["EFFECT"].findall(text))

@@ -135,32 +135,30 @@ def records_of(
     table, in_names = _with_settings_of_names(table, columns)
     loss = str(column_of(table, "loss", columns.loss))
     table, of_sweeps = single_changes.of_sweeps(table, loss, columns.axis)
-    read = (
-        _with_single_changes(table, columns, source, measured)
-        or _with_trials(table, columns, source, measured)
-        or _runs_of(table, columns, source, measured)[0]
+    read = _read(table, columns)
+    imported = (
+        _with_single_changes(read, columns, source, measured)
+        or _with_trials(read, columns, source, measured)
+        or _runs_of(read, columns, source, measured)[0]
     )
-    return read._replace(mapping=[*read_from, *in_names, *of_sweeps, *read.mapping, *left_out])
+    return imported._replace(mapping=[*read_from, *in_names, *of_sweeps, *imported.mapping, *left_out])
 
 
-def _with_single_changes(
-    table: pd.DataFrame, columns: Columns, source: str, measured: Collection[str]
-) -> Imported | None:
+def _with_single_changes(whole: _Reading, columns: Columns, source: str, measured: Collection[str]) -> Imported | None:
     """The records of a base and single changes of it, each of which has the card of its base; None of other tables."""
     if columns.axis is not None or columns.best_over is not None:
         return None
-    found, numbers, *_ = _quantities(table, columns, ())
-    given = {key: column for key, column in found.items() if isinstance(column, str)}
-    changes = single_changes.find(table, given, is_asked=columns.arm is not None)
+    numbers = whole.numbers
+    given = {key: column for key, column in whole.found.items() if isinstance(column, str)}
+    changes = single_changes.find(whole.table, given, is_asked=columns.arm is not None)
     if changes is None or "axis" in given or {*changes.columns} & {*(columns.arm or ())}:
         return None
-    ends = _read(table, columns).ends
     rest = changes.table.drop(index=changes.rows.index, columns=changes.columns)
     alike = rest.drop(columns=given["loss"]).apply(as_text).assign(**{given["loss"]: ""})
     again = alike.groupby([*alike]).cumcount()
     if "seed" not in given and again.any():
         rest["seed"] = again
-    read, ids = _runs_of(rest, columns, source, measured)
+    read, ids = _runs_of(_read(rest, columns), columns, source, measured)
     rows = changes.rows[changes.rows["base"].isin(ids.index)]
     where = rows.index
     cards = read.records.runs.set_index("id", drop=False).loc[list(ids[rows["base"]])].set_axis(where)
@@ -172,7 +170,7 @@ def _with_single_changes(
             is_word(cards[key]) == rows["value"].map(lambda value: isinstance(value, str))
         )
         cards[key] = cards[key].mask(is_own, rows["value"])
-    ends, loss = ends[where], numbers["loss"][where]
+    ends, loss = whole.ends[where], numbers["loss"][where]
     is_left_out = ~ends.isin(["", LOST])
     losses = loss.map("{:.6g}".format).mask(ends != "", ends)
     identity = zip(cards["id"], told["key"], told["value"], numbers["seed"][where], losses, strict=True)
@@ -198,9 +196,10 @@ def _with_single_changes(
     return Imported(Records(runs, metrics), mapping)
 
 
-def _with_trials(table: pd.DataFrame, columns: Columns, source: str, measured: Collection[str]) -> Imported | None:
+def _with_trials(whole: _Reading, columns: Columns, source: str, measured: Collection[str]) -> Imported | None:
     """The records of changes that were tried one after another, of which a column says which were kept; else None."""
-    found, numbers, _ = _quantities(table, columns, ())
+    table = whole.table
+    found = _quantities(table, columns, ())[0] if whole.best_over else whole.found
     if any(found[key] for key in ("lr", "axis", "seed")) or columns.arm is not None:
         return None
     free = [str(name) for name in table if name not in found.values()]
@@ -209,7 +208,7 @@ def _with_trials(table: pd.DataFrame, columns: Columns, source: str, measured: C
     if not kept:
         return None
     decision = next(iter(kept))
-    ended = table[_ends(table, found, numbers)[0] == ""]
+    ended = table[whole.ends == ""]
     names = [name for name in free if end_of(name) in RUN_NAMES and table[name].notna().all() and ended[name].is_unique]
     words = [name for name in free if is_word(table[name]) and name not in (decision, *names)]
     told = [name for end in DESCRIPTIONS for name in words if end_of(name) == end] or words
@@ -217,7 +216,8 @@ def _with_trials(table: pd.DataFrame, columns: Columns, source: str, measured: C
     if not names:
         names = [VARIANT] if TRIAL in table else [TRIAL]
         table = table.assign(**{names[0]: [f"{number + 1}" for number in range(len(table))]})
-    read, ids = _runs_of(table, columns._replace(arm=names[:1]), source, measured)
+    columns = columns._replace(arm=names[:1])
+    read, ids = _runs_of(_read(table, columns), columns, source, measured)
     said = pd.DataFrame(
         {"order": range(len(table)), "kept": kept[decision], "text": as_text(texts).where(texts.notna())}
     )
@@ -320,12 +320,11 @@ def _settings_of(read: _Reading, arm: Sequence[str] | None, measured: Collection
 
 
 def _runs_of(
-    table: pd.DataFrame, columns: Columns, source: str, measured: Collection[str]
+    read: _Reading, columns: Columns, source: str, measured: Collection[str]
 ) -> tuple[Imported, pd.Series[str]]:
-    """The records of a table whose cells are plain, and the id of each row that counts."""
-    read = _read(table, columns)
+    """The records of a table that was read, and the id of each row that counts."""
     settings = _settings_of(read, columns.arm, measured)
-    found, numbers, chosen = read.found, read.numbers, settings.chosen
+    table, found, numbers, chosen = read.table, read.found, read.numbers, settings.chosen
     identity = read.design.join(table[chosen].rename(columns=settings.keys)).apply(as_text)
     if settings.steps_role == ARM and identity[~read.is_left_out].duplicated().any():
         identity["steps"] = as_text(numbers["steps"])
