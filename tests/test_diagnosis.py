@@ -247,6 +247,11 @@ FAULTS: dict[str, tuple[Callable[[Row, int], None], str, list[str]]] = {
     "rows that are equal": (both(holds(1.0, "distinct_rows"), sets(0.5, "distinct_rows")), "data", []),
     "rows that are cut": (both(holds(192.0, "label_count"), sets(64.0, "label_count")), "data", []),
     "a mask of documents": (both(holds(1.0, *SEEN), sets(0.2, *SEEN)), "attention", [*BLOCKS]),
+    "edited gradients, with which weights moved too far": (
+        both(holds(1.0, *EDIT), sets(0.01, EDIT[1]), times(9, *of_all("change_over_updates"))),
+        "gradients",
+        ["block1"],
+    ),
     "gradients that become zero": (both(holds(1.0, *SIGNS), sets(0.8, SIGNS[2])), "gradients", ["block2"]),
     "second moments of others": (both(sets(1.0, *KEPT, at=5), sets(0.6, *KEPT)), "optimizer", []),
     "steps that are forgotten": (counts, "optimizer", []),
@@ -787,6 +792,22 @@ def test_a_loss_that_is_not_finite_once_is_said_with_its_step(every: int, tmp_pa
 @pytest.mark.parametrize("grows", GROWS)
 def test_a_divergence_that_grows_as_before_is_no_alarm(grows: Callable[[int], float], tmp_path: Path) -> None:
     assert not findings(planted(tmp_path / "probes.jsonl", kl_of(grows)))
+
+
+def test_a_loop_that_always_edits_most_gradients_does_so_by_chance_to_others(tmp_path: Path) -> None:
+    """As one that takes the mean from each gradient, by which a few signs turn."""
+    by_habit = varies(SIGNS[1:], 0.9, noise=0.02)
+    chance = both(holds(1.0, SIGNS[0]), sets(0.98, SIGNS[0], at=AT))
+    assert not findings(planted(tmp_path / "probes.jsonl", both(by_habit, chance)))
+    assert findings(planted(tmp_path / "probes.jsonl", both(holds(1.0, *SIGNS), chance)))
+    much = sets(0.5, SIGNS[0])
+    assert findings(planted(tmp_path / "probes.jsonl", both(by_habit, holds(1.0, SIGNS[0]), much)))
+
+
+@pytest.mark.parametrize(("usual", "kinds"), [(0.2, []), (1.0, ["output_logits"])])
+def test_output_logits_that_stay_small_may_grow(usual: float, kinds: list[str], tmp_path: Path) -> None:
+    grows = both(varies("output_logit_rms", usual, noise=0.02), times(5, "output_logit_rms"))
+    assert [found.kind for found in findings(planted(tmp_path / "probes.jsonl", grows))] == kinds
 
 
 def test_growth_at_a_harmless_level_is_no_alarm(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ APART = 2.0
 LOSS = "loss"
 # All that a pass measures may follow from these; in reinforcement learning they are of what the policy itself sampled.
 OF_BATCH = ("input_rms", "token_perplexity", "label_perplexity", "label_count", "distinct_rows", "cross_entropy")
+OF_EDITS = ("grad_edit", "grad_signs", "grad_left")  # what loops do to gradients
 OF_PASS = ("activations", "attention", "router", "output_logits", "gradients", "optimizer")
 
 
@@ -162,6 +163,8 @@ def _finding(read: Readings, signs: Sequence[Sign], rows: range) -> Finding:
         signs = [sign for sign in signs if sign.kind not in OF_PASS or sign.is_exact] or [Sign("data", row)]
     if not any(sign.kind in ("precision", "not_finite") for sign in signs):
         signs = [sign for sign in signs if sign.changes] or [sign for sign in signs if sign.is_exact] or signs
+    if any(move.quantity in OF_EDITS for sign in signs for move in sign.moves):  # so updates between were others, too
+        signs = [sign for sign in signs if not any(move.quantity == "change_over_updates" for move in sign.moves)]
     if any(sign.functions and sign.kind != "gradients" for sign in signs):  # which may leave weights without a use
         signs = [sign for sign in signs if sign.kind != "frozen" or sign.changes]
     kind = min((sign.kind for sign in signs), key=order.index)

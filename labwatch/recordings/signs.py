@@ -76,14 +76,14 @@ STEP_LASTS = 10
 BACK, ENDED_STEPS, ENDED_RATE, FASTER, STEEPER, QUICK = 0.5, 0.1, 0.008, 5.0, 1.5, 0.5
 # The rate of a group jumps apart from the others if it does by this factor, and they had one ratio until then.
 RATE_APART = 1.6
-# What writes weights in more steps than this that lie apart does so by habit.
+# What writes weights in more steps than this that lie apart, or in the first steps, does so by habit.
 HABIT = 2
 # So many steps after the loss moved, parts may differ because they have learned from what came.
 LEARNED_STEPS = 5
 # All changes while a model learns its first things, and no row tells yet what is usual. So only changes are judged that
 # come after a row by which the learning rate has warmed up and the fall of the loss slowed down: over the steps so far,
 # so many at least, it fell as much from the first quarter to the middle as from there to the last quarter.
-FEWEST_STEPS = 20
+FEWEST_STEPS = 25
 # A policy leaves its reference if in so many rows the KL divergence, whose growth had slowed down, grows so many times
 # as fast as ever before, and to so many times what it was. That begins where it leaves what it was by the last factor.
 # It is no longer apart from it, since that is renewed with it, if from one row on the divergence is below such a share.
@@ -93,6 +93,7 @@ LEAPS = 4.0  # times what a share ever was
 LARGEST = 600.0  # of which the exponential is finite
 LASTS = 3  # rows after which a move is not that of single batches
 MOST = 0.7  # the share of parts in which something is so, if it is so of most
+MOST_HABITS = 0.5  # the share of parts in which a loop changes something by habit, so that small changes mean nothing
 LASTING = 2  # rows in which something that is exactly zero stays so
 FEWEST_ROWS = 3
 FEWEST_TO_SKIP = 6  # rows after which it is no chance if a part skips something in the last ones alone
@@ -170,9 +171,9 @@ class Readings:
             if "kind" in known and ("alarm" in known or known.keys().isdisjoint(("share", "constant", "counts")))
         }
         warm = int(np.argmin(np.append(np.diff(self.column("lr")) > 0, False)))
-        settled_step = _settled_step(recording)
-        self.settled = max(warm, self.row_of(settled_step))  # the row after which changes are judged
         self.is_of_rewards = self.has("reward")  # where the loss says little, and is in no unit
+        settled_step = _settled_step(recording, self.is_of_rewards)
+        self.settled = max(warm, self.row_of(settled_step))  # the row after which changes are judged
         self.teach_nothing_m = self.column("zero_variance_groups") == 1  # so that gradients are zero
         self.solved_m = _solved(self.column("reward"))
         rises = [] if self.is_of_rewards else _rises_of_loss(recording)
@@ -237,12 +238,12 @@ def _solved(reward_m: Numbers) -> NDArray[np.bool_]:
     return (lowest_m >= least_m) & (least_m > reward_m[:1])
 
 
-def _settled_step(recording: Recording) -> float:
-    """The first step by which the fall of the loss slowed down; infinite if none is."""
+def _settled_step(recording: Recording, is_of_rewards: bool) -> float:
+    """The first step by which the fall of the loss slowed down, if it need fall; infinite if none is."""
     loss_n, end = recording.loss_n, FEWEST_STEPS
     while end <= len(loss_n):
         first, middle, last = (np.median(part_n) for part_n in np.split(loss_n[:end], [end // 4, end - end // 4]))
-        if first - middle >= middle - last:
+        if is_of_rewards or first - middle >= middle - last:
             return int(recording.loss_step_n[end - 1])
         end += end // 4
     return math.inf
@@ -450,7 +451,7 @@ def lost_gradients(read: Readings) -> Iterator[Sign]:
 
 def written_weights(read: Readings) -> Iterator[Sign]:
     """Weights that something else than the optimizer writes, unless it always did or does so again and again."""
-    early = read.recording.loss_step_n[0] + FEWEST_STEPS if len(read.recording.loss_step_n) else math.inf
+    early = read.recording.loss_step_n[0] + CALM_STEPS if len(read.recording.loss_step_n) else math.inf
     of_habit = {
         name for step, parts in read.recording.written.items() if step < early for of in parts.values() for name in of
     }  # as an average of the weights that is a part of the model
@@ -485,10 +486,16 @@ def other_functions(read: Readings) -> Iterator[Sign]:
 
 
 def _of_loss(read: Readings, row: int, functions: Sequence[str] = ()) -> Sign:
-    """The code of the loss changed, which decides what a policy is trained for, and else what labels mean."""
+    """The code of the loss changed: what a policy is trained for, or what labels mean, or a factor of all gradients."""
     move = Move("loss_code", "", row, row + 1, 1.0, 1.0, math.nan)
     functions = [*functions, *read.recording.names.get(("calls", OF_LOSS), {}).get(row, [])]
-    return Sign("policy" if read.is_of_rewards else "data", row, (), [move], functions=functions, is_exact=True)
+    changed = {
+        name
+        for name in ("loss_weight", "cross_entropy")
+        if any(sign.row == row for sign in no_longer_constant(read, name))
+    }
+    kind = "gradients" if changed == {"loss_weight"} else "policy" if read.is_of_rewards else "data"
+    return Sign(kind, row, (), [move], functions=functions, is_exact=True)
 
 
 def _one_change(of_rows: Mapping[int, Sequence[str]]) -> tuple[int, list[str]] | None:
@@ -685,15 +692,24 @@ def _apart(read: Readings, value_pm: Mapping[str, Numbers], least: float, quanti
                 yield Sign(kind, row, [block], [read.change(quantity, block, row)])
 
 
+def _varies(value_m: Numbers, rows: int) -> bool:
+    """Whether a measurement is not the same in so many first rows."""
+    value_n = value_m[np.isfinite(value_m)][:rows]
+    return bool(len(value_n) and np.ptp(value_n) > SAME * max(abs(value_n[0]), SAME))
+
+
 def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
     """What the loop itself decides, and what was the same in all rows until it changed."""
     known, places = quantities()[name], read.recording.places(name)
     found, evaluating_m = dict[int, list[Move]](), read.column("in_evaluation")
-    for place in places:
-        value_m = read.column(name, place)
+    known_rows, least = known.get("rows", FEWEST_ROWS - 1), known.get("change", CONSTANT_CHANGE)
+    of_places = {place: read.column(name, place) for place in places}
+    if np.mean([_varies(value_m, known_rows) for value_m in of_places.values()] or [0]) > MOST_HABITS:
+        least = max(least, CONSTANT_CHANGE)
+    for place, value_m in of_places.items():
         row_n = np.flatnonzero(np.isfinite(value_m))
         value_n = value_m[row_n]
-        if len(value_n) <= (known_rows := known.get("rows", FEWEST_ROWS - 1)):
+        if len(value_n) <= known_rows:
             continue
         usual = value_n[0]
         changed_n = np.abs(value_n - usual) > SAME * max(abs(usual), SAME)
@@ -708,10 +724,10 @@ def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
         if "may_end" in known and value_n[first] < usual and evaluating_m[row_n[first]] == 0:
             continue
         ratio = value_n[first] / usual if usual else math.inf
-        least = known.get("change", CONSTANT_CHANGE)
+        enough = least
         if changed_n[first : first + LASTING].all():
-            least = known.get("lasting", least)
-        if _factor(ratio) > least and max(usual, value_n[first]) >= known.get("above", -math.inf):
+            enough = known.get("lasting", least)
+        if _factor(ratio) > enough and max(usual, value_n[first]) >= known.get("above", -math.inf):
             row, end = int(row_n[first]), int(row_n[-1]) + 1
             found.setdefault(row, []).append(Move(name, place, row, end, float(value_n[first]), float(usual), math.inf))
     for row, moves in found.items():
