@@ -739,7 +739,8 @@ def _whole_or_shard(tensor: Tensor | None) -> Tensor | None:
     if tensor is None or tensor.is_sparse:
         return None
     local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return torch.atleast_1d(local.detach().float())[None]
+    local = local.detach().float()
+    return local.reshape(1, *(local.shape or (1,)))
 
 
 def _sample(x_r: Tensor) -> Tensor:

@@ -235,7 +235,8 @@ def _solved(reward_m: Numbers) -> NDArray[np.bool_]:
     highest_m = np.fmax.accumulate(reward_m)
     least_m = highest_m - SOLVED * np.abs(highest_m)
     lowest_m = sliding_window_view(np.append(np.full(LASTS - 1, -math.inf), reward_m), LASTS).min(1)
-    return (lowest_m >= least_m) & (least_m > reward_m[:1])
+    solved_m: NDArray[np.bool_] = (lowest_m >= least_m) & (least_m > reward_m[:1])
+    return solved_m
 
 
 def _settled_step(recording: Recording, is_of_rewards: bool) -> float:
@@ -704,7 +705,7 @@ def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
     found, evaluating_m = dict[int, list[Move]](), read.column("in_evaluation")
     known_rows, least = known.get("rows", FEWEST_ROWS - 1), known.get("change", CONSTANT_CHANGE)
     of_places = {place: read.column(name, place) for place in places}
-    if np.mean([_varies(value_m, known_rows) for value_m in of_places.values()] or [0]) > MOST_HABITS:
+    if sum(_varies(value_m, known_rows) for value_m in of_places.values()) > MOST_HABITS * len(places):
         least = max(least, CONSTANT_CHANGE)
     for place, value_m in of_places.items():
         row_n = np.flatnonzero(np.isfinite(value_m))
