@@ -988,6 +988,18 @@ def _once(loop: Loop, act: Callable[[Loop], None]) -> None:
     loop.batch = batch
 
 
+def _of_weights(change: Callable[[Tensor], object], *, once: bool = False) -> Callable[[Loop, int], None]:
+    """What changes each weight that has a gradient, or that gradient, from the step of the fault on or at it alone."""
+
+    @torch.no_grad()
+    def act(loop: Loop, step: int) -> None:
+        if step == loop.at or (step > loop.at and not once):
+            for weight in loop.parameters():
+                change(weight)
+
+    return act
+
+
 def block_weights(loop: Loop) -> None:
     """One matrix of one block becomes 30 times as large."""
     _once(loop, lambda loop: loop.matrices(loop.block)[-1].mul_(30))
@@ -1280,12 +1292,7 @@ def stale_gradients(loop: Loop) -> None:
 
 def gradient_factor(loop: Loop) -> None:
     """From a step on gradients of eight micro-batches are summed, and not averaged."""
-
-    def gradients(loop: Loop, step: int) -> None:
-        for weight in loop.parameters() if step >= loop.at else ():
-            weight.grad.mul_(8)
-
-    loop.gradients = gradients
+    loop.gradients = _of_weights(lambda weight: weight.grad.mul_(8))
 
 
 def head_reset(loop: Loop) -> None:
@@ -1337,12 +1344,7 @@ def tokenizer_changed(loop: Loop) -> None:
 def loss_factor(loop: Loop) -> None:
     """The gradients of one batch are 1,000 times too large, and are not clipped."""
     loop.clip = 0.0
-
-    def gradients(loop: Loop, step: int) -> None:
-        for weight in loop.parameters() if step == loop.at else ():
-            weight.grad.mul_(1000)
-
-    loop.gradients = gradients
+    loop.gradients = _of_weights(lambda weight: weight.grad.mul_(1000), once=True)
 
 
 def beta2_zero(loop: Loop) -> None:
@@ -1389,12 +1391,9 @@ def transposed(loop: Loop) -> None:
 
 def gradient_noise(loop: Loop) -> None:
     """From a step on noise is added to gradients, ten times as large as they are."""
-
-    def gradients(loop: Loop, step: int) -> None:
-        for weight in loop.parameters() if step >= loop.at else ():
-            weight.grad.add_(10 * torch.randn_like(weight) * weight.grad.square().mean().sqrt())
-
-    loop.gradients = gradients
+    loop.gradients = _of_weights(
+        lambda weight: weight.grad.add_(10 * torch.randn_like(weight) * weight.grad.square().mean().sqrt())
+    )
 
 
 def long_momentum(loop: Loop) -> None:
@@ -1418,12 +1417,7 @@ def one_token(loop: Loop) -> None:
 
 def labels_nan(loop: Loop) -> None:
     """A mask is multiplied with a loss that is NaN where it masks, once, so all gradients are NaN."""
-
-    def gradients(loop: Loop, step: int) -> None:
-        for weight in loop.parameters() if step == loop.at else ():
-            weight.grad.fill_(math.nan)
-
-    loop.gradients = gradients
+    loop.gradients = _of_weights(lambda weight: weight.grad.fill_(math.nan), once=True)
 
 
 def norm_gain(loop: Loop) -> None:
@@ -1439,13 +1433,7 @@ def rate_zero(loop: Loop) -> None:
 
 def heavy_decay(loop: Loop) -> None:
     """From a step on weights decay by five per cent in each step."""
-
-    def update(loop: Loop, step: int) -> None:
-        with torch.no_grad():
-            for weight in loop.parameters() if step >= loop.at else ():
-                weight.mul_(0.95)
-
-    loop.update = update
+    loop.update = _of_weights(lambda weight: weight.mul_(0.95))
 
 
 def one_label(loop: Loop) -> None:
@@ -2504,13 +2492,7 @@ def half_states(loop: Loop) -> None:
 def decay_in_gradient(loop: Loop) -> None:
     """From a step on a tenth of the weights is added to their gradients, and not taken from them (Adam for AdamW)."""
     # https://github.com/deepspeedai/DeepSpeed/pull/482 (a flag that tells one from the other)
-
-    @torch.no_grad()
-    def update(loop: Loop, step: int) -> None:
-        for weight in loop.parameters() if step >= loop.at else ():
-            weight.grad.add_(weight, alpha=0.1)
-
-    loop.update = update
+    loop.update = _of_weights(lambda weight: weight.grad.add_(weight, alpha=0.1))
 
 
 def plateau_mode(loop: Loop) -> None:
@@ -2812,12 +2794,7 @@ def nibbles_swapped(loop: Loop) -> None:
 def zeroed_before_step(loop: Loop) -> None:
     """From a step on gradients are set to zero between the backward pass and the update."""
     # https://github.com/yunjey/pytorch-tutorial/issues/238
-
-    def update(loop: Loop, step: int) -> None:
-        for weight in loop.parameters() if step >= loop.at else ():
-            weight.grad.zero_()
-
-    loop.update = update
+    loop.update = _of_weights(lambda weight: weight.grad.zero_())
 
 
 def not_orthogonal(loop: Loop) -> None:
@@ -2859,12 +2836,7 @@ def schedulers_in_turn(loop: Loop) -> None:
 def signs_alone(loop: Loop) -> None:
     """From a step on gradients are their signs, as after a compression to one bit without its scale."""
     # https://github.com/apache/mxnet/pull/9558 (compressed gradients)
-
-    def gradients(loop: Loop, step: int) -> None:
-        for weight in loop.parameters() if step >= loop.at else ():
-            weight.grad.sign_()
-
-    loop.gradients = gradients
+    loop.gradients = _of_weights(lambda weight: weight.grad.sign_())
 
 
 def no_straight_through(loop: Loop) -> None:
