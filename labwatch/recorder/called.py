@@ -112,6 +112,8 @@ class Called:
 
     def keep_loss(self, losses: Any) -> None:
         """Keep the functions between what the model returned and the first loss of the update, and their numbers."""
+        if OF_LOSS in self.calls:
+            return
         of_losses = [*tensors(losses)]
         nodes, calls = [loss.grad_fn for loss in of_losses], dict[Any, str]()
         is_double = any(loss.dtype == torch.float64 for loss in of_losses)  # as Python's numbers are
@@ -128,7 +130,7 @@ class Called:
             numbers = "" if is_double else ", ".join(f"{number:g}" for number in _numbers(node))
             functions.add(f"{_name(node)}({numbers})" if numbers else _name(node))
             nodes += entering
-        if is_of_model and calls and OF_LOSS not in self.calls:
+        if is_of_model and calls:
             self.functions[OF_LOSS], self.calls[OF_LOSS] = functions, Counter(calls.values())
 
     def _named(self, node: Any) -> str:

@@ -705,7 +705,8 @@ class Intercepted:
                 setattr(self.module, self.name, self.function)
 
 
-# Gradients before they are clipped are of use, since one NaN would make all NaN; and the graph of the loss while it is.
+# Gradients are read before they are clipped, since one NaN would make all NaN, and the graph of the loss before the
+# backward pass, which frees the numbers in it.
 CLIP, BACKWARD = Intercepted(clip_grad, "_clip_grads_with_norm_"), Intercepted(torch.autograd, "backward")
 
 

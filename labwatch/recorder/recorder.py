@@ -294,9 +294,10 @@ def _columns(
     with distributed.alone():
         for measure in OF_LOAD:
             found[measure.__name__] = {block: measure(torch.tensor([[load]])).item() for block, load in loads.items()}
-    before, backward = found.pop("unclipped", {}), found.pop("backward", {})
+    unclipped, backward = found.pop("unclipped", {}), found.pop("backward", {})
     after = {place: rms for place, rms in found.get("grad_rms", {}).items() if backward.get(place)}
-    shrunk = [rms / at_clipping for place, rms in after.items() if (at_clipping := (before or backward).get(place))]
+    before = unclipped or backward
+    shrunk = [rms / before[place] for place, rms in after.items() if before.get(place)]
     clipped = min(1.0, median(shrunk)) if shrunk else 1.0  # which acts on all parts alike
     found["grad_edit"] = {place: rms / backward[place] / clipped for place, rms in after.items() if clipped}
     for name in ("no_gradient", "buffer_written"):  # which are named

@@ -474,9 +474,8 @@ def other_functions(read: Readings) -> Iterator[Sign]:
         if what == "functions" and (change := _one_change(of_rows)):
             row, words = change
             found[row][place] = words
+    yield from _other_loss(read, found)
     for row, of in found.items():
-        if OF_LOSS in of:
-            yield _of_loss(read, row, of.pop(OF_LOSS))
         if taken := {place: names for place in of if (names := [x for x in of[place] if x.startswith(TAKEN_OUT)])}:
             of = taken
         functions = list(dict.fromkeys(name for names in of.values() for name in names))
@@ -486,17 +485,32 @@ def other_functions(read: Readings) -> Iterator[Sign]:
     yield from _other_calls(read, found)
 
 
-def _of_loss(read: Readings, row: int, functions: Sequence[str] = ()) -> Sign:
-    """The code of the loss changed: what a policy is trained for, or what labels mean, or a factor of all gradients."""
-    move = Move("loss_code", "", row, row + 1, 1.0, 1.0, math.nan)
-    functions = [*functions, *read.recording.names.get(("calls", OF_LOSS), {}).get(row, [])]
-    changed = {
-        name
-        for name in ("loss_weight", "cross_entropy")
-        if any(sign.row == row for sign in no_longer_constant(read, name))
-    }
-    kind = "gradients" if changed == {"loss_weight"} else "policy" if read.is_of_rewards else "data"
-    return Sign(kind, row, (), [move], functions=functions, is_exact=True)
+def _other_loss(read: Readings, found: Mapping[int, dict[str, list[str]]]) -> Iterator[Sign]:
+    """The code of the loss changed: what a policy is trained for, or what labels mean, or a factor of all gradients.
+
+    Its functions are taken out of those that were found.
+    """
+    rows = {row: of.pop(OF_LOSS) for row, of in found.items() if OF_LOSS in of}
+    row = _one_other(read.column("code", OF_LOSS))
+    if row is not None and row not in found:
+        rows[row] = []
+    for row, functions in rows.items():
+        move = Move("loss_code", "", row, row + 1, 1.0, 1.0, math.nan)
+        calls = read.recording.names.get(("calls", OF_LOSS), {}).get(row, [])
+        changed = {
+            name
+            for name in ("loss_weight", "cross_entropy")
+            if any(sign.row == row for sign in no_longer_constant(read, name))
+        }
+        kind = "gradients" if changed == {"loss_weight"} else "policy" if read.is_of_rewards else "data"
+        yield Sign(kind, row, (), [move], functions=[*functions, *calls], is_exact=True)
+
+
+def _one_other(code_m: Numbers) -> int | None:
+    """The row in which a number that is written where it changes did so once."""
+    row_n = np.flatnonzero(np.isfinite(code_m))
+    changed = [int(row) for before, row in pairwise(row_n) if code_m[before] != code_m[row]]
+    return changed[0] if len(changed) == 1 and changed[0] >= FEWEST_ROWS - 1 else None
 
 
 def _one_change(of_rows: Mapping[int, Sequence[str]]) -> tuple[int, list[str]] | None:
@@ -517,19 +531,11 @@ def _other_calls(read: Readings, other_functions: Mapping[int, Collection[str]])
     """
     found = defaultdict[int, list[str]](list)
     for place in read.recording.places("code"):
-        code_m = read.column("code", place)
-        row_n = np.flatnonzero(np.isfinite(code_m))
-        changed = [int(row) for before, row in pairwise(row_n) if code_m[before] != code_m[row]]
-        if len(changed) == 1 and changed[0] >= FEWEST_ROWS - 1:
-            found[changed[0]].append(place)
+        row = _one_other(read.column("code", place))
+        if row is not None and place != OF_LOSS:
+            found[row].append(place)
     reshaped = read.recording.names.get(("given", ""), {})
     for row, places in found.items():
-        if OF_LOSS in places:
-            places.remove(OF_LOSS)
-            if row not in other_functions:
-                yield _of_loss(read, row)
-            if not places:
-                continue
         is_of_most = len({*places} & {*read.blocks}) >= max(2, MOST * len(read.blocks))
         if row in reshaped or row in other_functions or not (is_of_most or len(read.step_m) >= FEWEST_TO_SKIP):
             continue
@@ -693,10 +699,10 @@ def _apart(read: Readings, value_pm: Mapping[str, Numbers], least: float, quanti
                 yield Sign(kind, row, [block], [read.change(quantity, block, row)])
 
 
-def _varies(value_m: Numbers, rows: int) -> bool:
-    """Whether a measurement is not the same in so many first rows."""
-    value_n = value_m[np.isfinite(value_m)][:rows]
-    return bool(len(value_n) and np.ptp(value_n) > SAME * max(abs(value_n[0]), SAME))
+def _differs(value_n: Numbers) -> NDArray[np.bool_]:
+    """Where a measurement is not what it was at first."""
+    differs_n: NDArray[np.bool_] = np.abs(value_n - value_n[:1]) > SAME * np.maximum(np.abs(value_n[:1]), SAME)
+    return differs_n
 
 
 def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
@@ -705,15 +711,15 @@ def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
     found, evaluating_m = dict[int, list[Move]](), read.column("in_evaluation")
     known_rows, least = known.get("rows", FEWEST_ROWS - 1), known.get("change", CONSTANT_CHANGE)
     of_places = {place: read.column(name, place) for place in places}
-    if sum(_varies(value_m, known_rows) for value_m in of_places.values()) > MOST_HABITS * len(places):
+    rows_of = {place: np.flatnonzero(np.isfinite(value_m)) for place, value_m in of_places.items()}
+    habits = [_differs(of_places[place][row_n])[:known_rows].any() for place, row_n in rows_of.items()]
+    if sum(habits) > MOST_HABITS * len(places):
         least = max(least, CONSTANT_CHANGE)
-    for place, value_m in of_places.items():
-        row_n = np.flatnonzero(np.isfinite(value_m))
-        value_n = value_m[row_n]
+    for place, row_n in rows_of.items():
+        value_n = of_places[place][row_n]
         if len(value_n) <= known_rows:
             continue
-        usual = value_n[0]
-        changed_n = np.abs(value_n - usual) > SAME * max(abs(usual), SAME)
+        usual, changed_n = value_n[0], _differs(value_n)
         if "lost" in known and (value_n[:known_rows] > known["lost"]).all():  # it varies, but is not zero
             changed_n = value_n == 0
         if "full" in known and (value_n[:known_rows] < known["full"]).all():
