@@ -11,6 +11,7 @@ import pickle
 import re
 import subprocess
 import sys
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -642,6 +643,14 @@ def test_around_a_rise_of_the_loss_sizes_are_written_of_every_update(clip: bool,
     assert recording.columns["grad_norm", ""][20] == pytest.approx(max(recording.columns["grad_norm", ""]))
     first = diagnose(recording).findings[0]
     assert (first.kind, first.parts, first.since, first.step) == ("gradients", ["block1"], 59, 60)
+
+
+def test_what_a_measured_pass_returned_does_not_outlive_its_step(tmp_path: Path) -> None:
+    """Logits are the largest tensors of a pass, and the garbage collector does not see cycles through its graph."""
+    model, returned = built(), list[weakref.ref[Tensor]]()
+    model.lm_head.register_forward_hook(lambda _, __, logits: returned.append(weakref.ref(logits)))
+    run(model, tmp_path / "probes.jsonl", steps=4)
+    assert [logits() for logits in returned] == [None] * 4
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])

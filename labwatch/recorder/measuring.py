@@ -151,6 +151,7 @@ class Measurement:
         """Take all hooks away."""
         self.hooks.close()
         self.passing.close()
+        self.of_head = None  # its graph holds hooks that hold this
 
     # the forward pass
 
