@@ -747,6 +747,33 @@ def test_a_reference_that_is_renewed_with_the_policy_is_said(tmp_path: Path) -> 
     assert not findings(planted(tmp_path / "probes.jsonl", kl_of(lambda step: 0.3 * (not AT <= step < AT + 9))))
 
 
+def drawn_otherwise(excess: float, usual: float = 0.0, lasts: int = STEPS) -> Callable[[Row, int], None]:
+    """Samples whose surprisal differs from the entropy of the policy otherwise than before, for so many steps."""
+
+    def tell(row: Row, step: int) -> None:
+        if "lr" in row:
+            noise = np.random.default_rng(step).normal(0, 0.07)
+            row["excess_surprisal"] = (excess if AT <= step < AT + lasts else usual) + noise
+
+    return tell
+
+
+@pytest.mark.parametrize("every", [1, 5, 100])
+@pytest.mark.parametrize(("usual", "excess"), [(0.0, 0.6), (0.0, -0.6), (-0.5, 0.1)])
+def test_samples_that_the_policy_would_not_draw_are_said(
+    usual: float, excess: float, every: int, tmp_path: Path
+) -> None:
+    samples, rewards = drawn_otherwise(excess, usual), kl_of(GROWS[0])
+    (found,) = findings(planted(tmp_path / "probes.jsonl", both(samples, rewards), every))
+    assert (found.kind, found.since, found.step) == ("policy", AT - every, AT)
+    for healthy in (
+        samples,  # of labels
+        both(drawn_otherwise(usual, usual), rewards),
+        both(drawn_otherwise(excess, usual, lasts=1), rewards),
+    ):
+        assert not findings(planted(tmp_path / "probes.jsonl", healthy, min(every, 5)))
+
+
 @pytest.mark.parametrize("every", [5, 100])
 def test_ratios_that_are_clipped_as_never_before_are_said(every: int, tmp_path: Path) -> None:
     def clipped(share: float) -> Callable[[Row, int], None]:

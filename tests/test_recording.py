@@ -1548,6 +1548,33 @@ def test_how_labels_are_made_from_tokens_is_measured(tmp_path: Path) -> None:
         assert row["label_loss"] == pytest.approx(loss, rel=1e-5)
 
 
+@pytest.mark.parametrize("temperature", [1.0, 4.0])
+def test_excess_surprisal_is_that_of_the_next_tokens_that_teach(temperature: float, tmp_path: Path) -> None:
+    """It is near zero for what a model has drawn itself, at a temperature of one, whatever the loss makes of it."""
+    model = built(vocabulary=8)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    recorder = lab.record(model, optimizer, out=tmp_path / "probes.jsonl")
+    torch.manual_seed(2)
+    tokens = torch.randint(8, (32, 1))
+    with torch.no_grad():
+        for _ in range(LENGTH):
+            drawn = (model(tokens)[:, -1] / temperature).softmax(-1).multinomial(1)
+            tokens = torch.cat([tokens, drawn], 1)
+    logits = model(tokens)
+    log_p = logits[:, 2:-1].log_softmax(-1)  # the first tokens are of a prompt
+    surprisal = -log_p.gather(-1, tokens[:, 3:, None])[..., 0]
+    advantage = torch.randn(32, 1)
+    (advantage * surprisal).mean().backward()
+    optimizer.step()
+    recorder.step(0.0)
+    (row,) = written(tmp_path / "probes.jsonl")[1:]
+    entropy = torch.distributions.Categorical(logits=log_p.double()).entropy()
+    assert row["excess_surprisal"] == pytest.approx((surprisal - entropy).mean().item(), rel=1e-4)
+    assert (abs(row["excess_surprisal"]) < 0.2) == (temperature == 1)
+
+
 def test_the_size_of_a_batch_of_pictures_is_measured(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
     optimizer = torch.optim.AdamW(model.parameters())

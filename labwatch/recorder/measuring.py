@@ -433,6 +433,10 @@ class Measurement:
             of_labels = {"label_next": tokens.flatten().roll(-1)[at_n], "label_same": tokens.flatten()[at_n]}
             for name, token_n in of_labels.items():
                 measured[name] = ((label_n == token_n) & has_next_n).double().sum() / has_next_n.sum()
+            next_n = tokens.flatten().roll(-1)[at_n].clamp(0, logits_nv.shape[-1] - 1)
+            surprisal_n = -logits_nv.double().log_softmax(-1).gather(-1, next_n[:, None])[:, 0]
+            excess_n = surprisal_n - torch.special.entr(probability_nv).sum(-1)
+            self.tally.add(Key("excess_surprisal"), torch.where(has_next_n, excess_n, 0.0).sum() / has_next_n.sum())
         for name, value in measured.items():
             self.tally.add(Key(name), torch.where(is_cross_entropy, value, math.nan))
 

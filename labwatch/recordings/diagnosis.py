@@ -86,7 +86,8 @@ class Diagnosis(NamedTuple):
 def diagnose(recording: Recording) -> Diagnosis:
     """What left its usual values in a recording, and where each such event began."""
     read = Readings(recording)
-    checks = {name: of for name, of in CHECKS.items() if not (read.is_of_rewards and of[1] in (LOSS, *OF_BATCH))}
+    others = (LOSS, *OF_BATCH) if read.is_of_rewards else ("excess_surprisal",)  # which mean little here
+    checks = {name: of for name, of in CHECKS.items() if of[1] not in others}
     signs = {name: list(check(read)) if len(read.step_m) else [] for name, (check, _) in checks.items()}
     findings = [_finding(read, [sign], range(1)) for name in AT_START for sign in signs[name] if sign.row == 0]
     later = [

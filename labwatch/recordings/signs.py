@@ -20,7 +20,7 @@ from lab.analysis.runaway import read_runaways
 from lab.analysis.spikes.trend import loss_spikes
 from lab.core import shipped
 from lab.core.windows import Numbers
-from labwatch.recordings.moves import TINY, Move, moves_of
+from labwatch.recordings.moves import TINY, USUAL, Move, moves_of
 from labwatch.recordings.recording import (
     DECAYS,
     MAX_NORM,
@@ -88,6 +88,9 @@ FEWEST_STEPS = 25
 # as fast as ever before, and to so many times what it was. That begins where it leaves what it was by the last factor.
 # It is no longer apart from it, since that is renewed with it, if from one row on the divergence is below such a share.
 KL_ROWS, KL_GROWTH, KL_LEFT, KL_GONE = 5, 2.0, 1.25, 1e-3
+# Samples are not those of the policy if in three rows its surprisal at them, less its entropy, is off from what it was
+# by so many nats, and in fewer rows, at the end, by more, since 512 tokens alone may be off by 0.1.
+SURPRISAL = 0.2
 SOLVED = 0.02  # so near to its highest, relatively, a reward is as good as that
 LEAPS = 4.0  # times what a share ever was
 LARGEST = 600.0  # of which the exponential is finite
@@ -799,6 +802,23 @@ def leaves_reference(read: Readings) -> Iterator[Sign]:
             return
 
 
+def samples_of_others(read: Readings) -> Iterator[Sign]:
+    """A policy whose surprisal at the tokens that were sampled differs otherwise from its entropy than it did."""
+    if not read.is_of_rewards:
+        return
+    excess_m = read.column("excess_surprisal")
+    row_n = np.flatnonzero(np.isfinite(excess_m))
+    for n in range(FEWEST_ROWS - 1, len(row_n)):
+        usual = float(np.median(excess_m[row_n[max(0, n - USUAL) : n]]))
+        apart_n = excess_m[row_n[n : n + LASTS]] - usual
+        least = SURPRISAL * math.sqrt(LASTS / len(apart_n))
+        if row_n[n] > read.settled and max(apart_n.min(), -apart_n.max()) > least:
+            row = int(row_n[n])
+            move = Move("excess_surprisal", "", row, len(read.step_m), float(excess_m[row]), usual, math.nan)
+            yield Sign("policy", row, moves=[move])
+            return
+
+
 def _beyond_level(read: Readings, name: str, known: Mapping[str, Any]) -> Iterator[Sign]:
     """The first row at which a part is beyond the level, or at which most parts are."""
     places = [place for place in read.recording.places(name) if not place or place in read.blocks]
@@ -884,6 +904,7 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "zero gradients": (zero_gradients, "grad_rms"),
     "frozen parts": (frozen, "grad_rms"),
     "KL divergence": (leaves_reference, "kl"),
+    "samples of the policy": (samples_of_others, "excess_surprisal"),
     "repeated batches": (repeated_batches, "loss"),
     **{
         known["name"]: (partial(no_longer_constant if "constant" in known else moved, name=name), name)
