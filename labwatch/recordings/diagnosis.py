@@ -27,6 +27,7 @@ APART = 2.0
 LOSS = "loss"
 # All that a pass measures may follow from these; in reinforcement learning they are of what the policy itself sampled.
 OF_BATCH = ("input_rms", "token_perplexity", "label_perplexity", "label_count", "distinct_rows", "cross_entropy")
+OF_TOKENS = ("token_gone", "token_new", "label_gone", "label_new")  # and so are these
 OF_EDITS = ("grad_edit", "grad_signs", "grad_left")  # what loops do to gradients
 OF_PASS = ("activations", "attention", "router", "output_logits", "gradients", "optimizer")
 
@@ -86,7 +87,7 @@ class Diagnosis(NamedTuple):
 def diagnose(recording: Recording) -> Diagnosis:
     """What left its usual values in a recording, and where each such event began."""
     read = Readings(recording)
-    others = (LOSS, *OF_BATCH) if read.is_of_rewards else ("excess_surprisal",)  # which mean little here
+    others = (LOSS, *OF_BATCH, *OF_TOKENS) if read.is_of_rewards else ("excess_surprisal",)  # which mean little here
     checks = {name: of for name, of in CHECKS.items() if of[1] not in others}
     signs = {name: list(check(read)) if len(read.step_m) else [] for name, (check, _) in checks.items()}
     findings = [_finding(read, [sign], range(1)) for name in AT_START for sign in signs[name] if sign.row == 0]
@@ -194,7 +195,7 @@ def _finding(read: Readings, signs: Sequence[Sign], rows: range) -> Finding:
     loss_step = next((rise.first for rise in read.rises if (-1 if since is None else since) < rise.first <= last), None)
     if kind == "gradients" and len(parts) != 1 and loss_step is not None and loss_step > step:
         kind = "instability"
-    elif kind == "gradients" and not parts and not chosen[0].is_exact:
+    elif kind == "gradients" and not parts and not chosen[0].is_exact and not read.is_of_rewards:
         kind = "data"
     moved = {move.quantity for move in [*deciding, *rest] if move.row == row}
     as_before = [

@@ -832,6 +832,8 @@ def _beyond_level(read: Readings, name: str, known: Mapping[str, Any]) -> Iterat
     if "leap" in known:
         highest_pm = np.maximum.accumulate(known_pm, axis=1)[:, 1:-1]
         limit_pm[:, 2:] = np.clip(LEAPS * highest_pm, known["leap"], known["level"])
+        if read.is_of_rewards:
+            limit_pm[:, : read.settled + 1] = known["level"]
     beyond_pm, least = known_pm > limit_pm, MOST if known.get("everywhere") else 1 / len(places)
     enough_m = beyond_pm.mean(0) >= least
     if known.get("share"):  # what one row alone may show by chance, or because it is the first
