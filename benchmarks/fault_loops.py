@@ -25,6 +25,7 @@ WIDTH, BLOCKS, HEADS, VOCABULARY, LENGTH, ROWS = 32, 4, 2, 32, 24, 8
 CLASSES, SIDE, PATCH = 8, 8, 2
 EXPERTS, CHOSEN = 4, 2
 IGNORED = -100  # the label that cross_entropy leaves out
+LARGEST_LOGIT = 2.0  # of attention, where it is clipped
 
 
 class Attention(nn.Module):
@@ -327,6 +328,38 @@ class DualEncoder(LanguageModel):
         return self.log_scale.exp() * text @ translation.T
 
 
+class Judge(LanguageModel):
+    """It scores texts by their last letters, and the better one of a pair is to have more (arXiv:2203.02155)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.scored = nn.Linear(WIDTH, 1, bias=False), -1
+        self.apply(_initialize)
+
+    def forward(self, pairs: Tensor) -> Tensor:
+        return super().forward(pairs.flatten(0, 1))[:, self.scored, 0].unflatten(0, (-1, 2))
+
+
+class Segmenter(ConvolutionalNetwork):
+    """It gives a class to each pixel, in blocks that see less detail and then more again (arXiv:1505.04597)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, WIDTH, 3, padding=1)
+        for stage in self.stages:
+            stage.norm = nn.GroupNorm(4, WIDTH)
+        self.apply(_initialize)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x, seen = self.stem(images), []
+        for stage in self.stages[:2]:
+            seen.append(stage(x))
+            x = F.avg_pool2d(seen[-1], 2)
+        for stage in self.stages[2:]:
+            x = stage(F.interpolate(x, scale_factor=2) + seen.pop())
+        return self.head(self.norm(x.movedim(1, -1)))
+
+
 def _initialize(module: nn.Module) -> None:
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.1)
@@ -382,6 +415,28 @@ def gpt2() -> nn.Module:
             use_cache=False,
             bos_token_id=0,
             eos_token_id=0,
+        )
+    )
+
+
+def gemma() -> nn.Module:
+    """It has norms on both sides of each layer, caps its logits, and shares one matrix (arXiv:2408.00118)."""
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    return Gemma2ForCausalLM(
+        Gemma2Config(
+            vocab_size=VOCABULARY,
+            hidden_size=WIDTH,
+            num_hidden_layers=BLOCKS,
+            num_attention_heads=HEADS,
+            num_key_value_heads=1,
+            head_dim=WIDTH // HEADS,
+            query_pre_attn_scalar=WIDTH // HEADS,
+            intermediate_size=3 * WIDTH,
+            max_position_embeddings=LENGTH,
+            sliding_window=LENGTH // 2,
+            initializer_range=0.1,
+            use_cache=False,
         )
     )
 
@@ -475,6 +530,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "denoiser": Denoiser,
     "norm_free": NormFreeModel,
     "dual": DualEncoder,
+    "gemma": gemma,
+    "judge": Judge,
+    "segmenter": Segmenter,
 }
 PICTURES = ("vision", "convolutional", "mixer")
 
@@ -656,6 +714,62 @@ class Soap(torch.optim.Optimizer):
             weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update.view_as(weight), alpha=group["lr"])
 
 
+class Cautious(torch.optim.Optimizer):
+    """AdamW without those updates that disagree with the gradient (Liang et al. 2024, arXiv:2411.16085)."""
+
+    def __init__(self, weights: Iterable[Tensor], lr: float, weight_decay: float = 0.0) -> None:
+        own = {"betas": (0.9, 0.95), "eps": 1e-8}
+        super().__init__(weights, {"lr": lr, "weight_decay": weight_decay, **own})
+        self.agrees: Callable[[Tensor], Tensor] = lambda product: product > 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group, weight in with_gradients(self):
+            beta1, beta2 = group["betas"]
+            state = self.state[weight]
+            if not state:
+                state |= {"step": 0, "exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
+            state["step"] += 1
+            state["exp_avg"].lerp_(weight.grad, 1 - beta1)
+            state["exp_avg_sq"].lerp_(weight.grad.square(), 1 - beta2)
+            root = (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt() + group["eps"]
+            update = state["exp_avg"] / (1 - beta1 ** state["step"]) / root
+            is_kept = self.agrees(update * weight.grad).float()
+            update *= is_kept / is_kept.mean().clamp(min=1e-3)
+            weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=group["lr"])
+
+
+class GaLore(torch.optim.Optimizer):
+    """Adam in a few directions of a matrix, which are renewed every 20 steps (Zhao et al. 2024, arXiv:2403.03507)."""
+
+    def __init__(self, weights: Iterable[Tensor], lr: float, weight_decay: float = 0.0) -> None:
+        own = {"betas": (0.9, 0.95), "eps": 1e-8, "rank": 8}
+        super().__init__(weights, {"lr": lr, "weight_decay": weight_decay, **own})
+
+    def basis(self, gradient: Tensor) -> Tensor:
+        return torch.linalg.svd(gradient, full_matrices=False).U
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group, weight in with_gradients(self):
+            beta1, beta2 = group["betas"]
+            state, gradient = self.state[weight], weight.grad.flatten(1) if weight.ndim > 1 else weight.grad
+            if weight.ndim > 1:
+                if state.get("step", 0) % 20 == 0:
+                    state["basis"] = self.basis(gradient)[:, : group["rank"]]
+                gradient = state["basis"].T @ gradient
+            if "step" not in state:
+                state |= {"step": 0, "exp_avg": torch.zeros_like(gradient), "exp_avg_sq": torch.zeros_like(gradient)}
+            state["step"] += 1
+            state["exp_avg"].lerp_(gradient, 1 - beta1)
+            state["exp_avg_sq"].lerp_(gradient.square(), 1 - beta2)
+            root = (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt() + group["eps"]
+            update = state["exp_avg"] / (1 - beta1 ** state["step"]) / root
+            if weight.ndim > 1:
+                update = state["basis"] @ update
+            weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update.view_as(weight), alpha=group["lr"])
+
+
 def optimizers_of(name: str, model: nn.Module, decay: float = 0.0) -> list[torch.optim.Optimizer]:
     """One of torch.optim or Lion, and Muon takes matrices of blocks while AdamW takes all else."""
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
@@ -687,6 +801,10 @@ def optimizers_of(name: str, model: nn.Module, decay: float = 0.0) -> list[torch
         return [Adan(weights.values(), lr=1e-3, weight_decay=decay)]
     if name == "soap":
         return [Soap(weights.values(), lr=1e-3, weight_decay=decay)]
+    if name == "cautious":
+        return [Cautious(weights.values(), lr=1e-3, weight_decay=decay)]
+    if name == "galore":
+        return [GaLore(weights.values(), lr=2e-3, weight_decay=decay)]
     if name == "adagrad":
         return [torch.optim.Adagrad(weights.values(), lr=1e-2, weight_decay=decay)]
     if name == "adafactor":
@@ -753,6 +871,21 @@ class Captions(Pairs):
         return torch.stack([pairs[:, 0], translation], 1), torch.arange(2 * rows)
 
 
+class Preferences(Text):
+    """Pairs of such a text and one of another table, and the number of the better one, of which a tenth is wrong."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.others = Text(seed + 500)
+
+    def __call__(self, rows: int) -> tuple[Tensor, Tensor]:
+        better, worse = super().__call__(2 * rows)[0], self.others(2 * rows)[0]
+        number = torch.randint(2, (2 * rows,), generator=self.random)
+        is_second = (number == 1)[:, None]
+        pairs = torch.stack([torch.where(is_second, worse, better), torch.where(is_second, better, worse)], 1)
+        return pairs, number ^ (torch.rand(2 * rows, generator=self.random) < 0.1).long()
+
+
 class Images:
     """Noisy pictures of some classes, each with a pattern of its own."""
 
@@ -779,6 +912,21 @@ class Noised(Images):
         noise = torch.randn(len(label), 1, SIDE, SIDE, generator=self.random)
         noisy = (1 - level) * self.patterns[label] + level * noise
         return torch.cat([noisy, level.expand_as(noise)], 1), noise
+
+
+class Regions(Images):
+    """Noisy pictures of rectangles, each as bright as its class says, and the class of each pixel."""
+
+    def __call__(self, rows: int) -> tuple[Tensor, Tensor]:
+        number, place = 4 * rows, torch.arange(SIDE)
+        label = torch.zeros(number, SIDE, SIDE, dtype=torch.long)
+        for _ in range(3):
+            low = torch.randint(SIDE - 2, (number, 2, 1), generator=self.random)
+            size = torch.randint(2, 6, (number, 2, 1), generator=self.random)
+            is_in_row, is_in_column = ((place >= low) & (place < low + size)).unbind(1)
+            above = torch.randint(1, CLASSES, (number, 1, 1), generator=self.random)
+            label = torch.where(is_in_row[:, :, None] & is_in_column[:, None], above, label)
+        return (label - CLASSES / 2 + torch.randn(label.shape, generator=self.random))[:, None], label
 
 
 @dataclass
@@ -835,6 +983,7 @@ class Loop:
         self.optimizers = optimizers_of(self.optimizer_name, self.model, self.decay)
         self.peaks = [[group["lr"] for group in each.param_groups] for each in self.optimizers]
         sources = {"encoder": Gaps, "translator": Pairs, "dual": Captions, "denoiser": Noised}
+        sources |= {"judge": Preferences, "segmenter": Regions}
         sources |= dict.fromkeys(PICTURES, Images)
         self.data: Any = sources.get(self.model_name, Text)(1000 + self.seed)
 
@@ -2553,11 +2702,16 @@ def replicas_averaged(loop: Loop) -> None:
 def bias_sign(loop: Loop) -> None:
     """From a step on a bias that is to balance experts grows where they are chosen more often than others."""
     # https://github.com/gfyddha/FlyLoRA/issues/1 (a sign that is wrong for most experts)
+    _bias_routers(loop, 0.3)
+
+
+def _bias_routers(loop: Loop, rate: float) -> None:
+    """Logits of experts get a bias, which grows where experts are chosen more often than others, or falls."""
 
     def change(bias: Tensor, entering: Tensor, output: Tensor) -> Tensor:
         chosen = (output.detach() + bias).topk(CHOSEN).indices
         load = chosen.flatten().bincount(minlength=EXPERTS).float()
-        bias += 0.3 * (load - load.mean()).sign()
+        bias += rate * (load - load.mean()).sign()
         return output + bias
 
     for block in loop.blocks:
@@ -2617,6 +2771,10 @@ def penalty_runaway(loop: Loop) -> None:
 def entropy_rewarded(loop: Loop) -> None:
     """From a step on the entropy of the policy is rewarded, as by a default that is a thousand times too large."""
     # https://github.com/verl-project/verl/pull/781
+    _reward_entropy(loop, 1.0)
+
+
+def _reward_entropy(loop: Loop, coefficient: float) -> None:
     policy_loss = loop.policy_loss
 
     def keep(model: nn.Module, args: Any, output: Any) -> None:
@@ -2626,7 +2784,7 @@ def entropy_rewarded(loop: Loop) -> None:
     def loss(step: int) -> Tensor:
         loss = policy_loss(step)
         log_p = loop.kept["logits"].log_softmax(-1)
-        return loss + (log_p.exp() * log_p).sum(-1).mean() if step >= loop.at else loss
+        return loss + coefficient * (log_p.exp() * log_p).sum(-1).mean() if step >= loop.at else loss
 
     loop.model.register_forward_hook(keep)
     loop.policy_loss = loss  # type: ignore[method-assign]
@@ -2654,14 +2812,14 @@ def most_masked(loop: Loop) -> None:
     """From a step on nine tenths of the letters are masked, since the share to keep is taken for that to mask."""
     # https://github.com/huggingface/transformers/issues/21803 (shares of a collator that are not as documented)
 
-    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        if step >= loop.at:
-            letters = torch.where(y == IGNORED, x, y)
-            is_masked = torch.rand(x.shape) < 0.9
-            x, y = torch.where(is_masked, VOCABULARY, letters), torch.where(is_masked, letters, IGNORED)
-        return x, y
+    loop.batch = lambda loop, step, x, y: _masked(x, y, 0.9) if step >= loop.at else (x, y)
 
-    loop.batch = batch
+
+def _masked(x: Tensor, y: Tensor, share: float) -> tuple[Tensor, Tensor]:
+    """The letters of an encoder with another share of them masked."""
+    letters = torch.where(y == IGNORED, x, y)
+    is_masked = torch.rand(x.shape) < share
+    return torch.where(is_masked, VOCABULARY, letters), torch.where(is_masked, letters, IGNORED)
 
 
 def black_pictures(loop: Loop) -> None:
@@ -2912,6 +3070,330 @@ def log_p_summed(loop: Loop) -> None:
         return log_p.sum(1, keepdim=True).expand_as(log_p) if loop.now >= loop.at else log_p
 
     loop.log_probability = summed  # type: ignore[method-assign]
+
+
+def workers_alike(loop: Loop) -> None:
+    """From a step on each batch comes four times in turn, from workers that have one seed."""
+    # https://github.com/pytorch/pytorch/issues/5059
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if step >= loop.at and (step - loop.at) % 4 == 0:
+            loop.kept["batch"] = x, y
+        return loop.kept.get("batch", (x, y))
+
+    loop.batch = batch
+
+
+def pictures_wrapped(loop: Loop) -> None:
+    """From a step on pictures are stored in 8 bits without being cut, so that what is too dark wraps around."""
+    # https://github.com/Physical-Intelligence/openpi/pull/994
+    loop.batch = lambda loop, step, x, y: ((64 * x).long().remainder(256) / 64 if step >= loop.at else x, y)
+
+
+def labels_not_flipped(loop: Loop) -> None:
+    """From a step on half of the pictures are flipped, and the classes of their pixels are not."""
+    # https://github.com/mdbloice/Augmentor/issues/188 (pictures that are distorted, and not their masks)
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        is_flipped = (torch.rand(len(x)) < 0.5)[:, None, None, None]
+        return torch.where(is_flipped, x.flip(-1), x) if step >= loop.at else x, y
+
+    loop.batch = batch
+
+
+def zero_label_reduced(loop: Loop) -> None:
+    """From a step on the first class is ignored and all others count from zero, though it was no background."""
+    # https://github.com/open-mmlab/mmsegmentation/issues/1714
+    loop.batch = lambda loop, step, x, y: (x, torch.where(y == 0, IGNORED, y - 1) if step >= loop.at else y)
+
+
+def preference_swapped(loop: Loop) -> None:
+    """From a step on the worse text of each pair is called the better one, by columns in the other order."""
+    # Data of preferences have these columns by name or by place, with either first.
+    loop.batch = lambda loop, step, x, y: (x, 1 - y if step >= loop.at else y)
+
+
+def score_of_first_letter(loop: Loop) -> None:
+    """From a step on texts are scored by their first letters, since the end is where padding is thought to begin."""
+    # https://github.com/huggingface/transformers/issues/35352
+    _once(loop, lambda loop: setattr(loop.model, "scored", 0))
+
+
+def one_side_twice(loop: Loop) -> None:
+    """From a step on each text is its own translation, by a reader that returns one column for both."""
+    # Pairs of texts, or of pictures and texts, in all trainers of encoders of pairs.
+    loop.batch = lambda loop, step, x, y: (x[:, :1].expand_as(x) if step >= loop.at else x, y)
+
+
+def level_of_first_row(loop: Loop) -> None:
+    """From a step on all pictures are said to have the level of noise of the first one."""
+    # Levels that are drawn once for a batch, or are broadcast from its first row.
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        noisy, level = x.split(1, 1)
+        return torch.cat([noisy, level[:1].expand_as(level)], 1) if step >= loop.at else x, y
+
+    loop.batch = batch
+
+
+def weights_of_noise(loop: Loop) -> None:
+    """From a step on losses of levels are weighted with their ratio of signal to noise, which is to be bounded."""
+    # https://github.com/kohya-ss/sd-scripts/issues/673
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        loop.kept["level"] = x[:, 1:]
+        return x, y
+
+    def objective(loop: Loop, loss: Tensor, logits: Tensor) -> Tensor:
+        if loop.now < loop.at:
+            return loss
+        level = loop.kept["level"].clamp(min=0.01)
+        return (((1 - level) / level).square() * (logits - loop.kept["labels"]).square()).mean()
+
+    loop.batch, loop.objective = batch, objective
+
+
+def loss_without_head(loop: Loop) -> None:
+    """From a step on a fused loss returns a gradient for what enters the head, and none for its weights."""
+    # https://github.com/linkedin/Liger-Kernel/issues/968 (gradients of a fused loss that are zero)
+    head = _head(loop)
+
+    def forward(x: Tensor) -> Tensor:
+        return F.linear(x, head.weight if loop.now < loop.at else head.weight.detach(), head.bias)
+
+    head.forward = forward
+
+
+def logarithm_forgotten(loop: Loop) -> None:
+    """From a step on the loss is the negative probability of the label, and not its logarithm."""
+    # https://github.com/AnubhavGupta3377/Text-Classification-Models-Pytorch/issues/9
+
+    def objective(loop: Loop, loss: Tensor, logits: Tensor) -> Tensor:
+        if loop.now < loop.at:
+            return loss
+        return F.nll_loss(logits.softmax(-1).flatten(0, -2), loop.kept["labels"].flatten())
+
+    loop.objective = objective
+
+
+def batch_not_first(loop: Loop) -> None:
+    """From a step on attention, or an LSTM, takes rows for positions and positions for rows, by its default."""
+    # https://github.com/om-ai-lab/OmDet/issues/19
+
+    def swapped(forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        return forward(x.transpose(0, 1)).transpose(0, 1)
+
+    def act(loop: Loop) -> None:
+        for part in loop.model.modules():
+            if isinstance(part, nn.LSTM):
+                part.batch_first = False
+            elif isinstance(part, Attention):
+                part.forward = partial(swapped, part.forward)  # type: ignore[method-assign]
+
+    _once(loop, act)
+
+
+def heads_not_transposed(loop: Loop) -> None:
+    """From a step on outputs of heads are reshaped and not transposed, so that each position gets those of others."""
+    # https://github.com/jsbaan/transformer-from-scratch/pull/6
+
+    def merged(module: nn.Module, args: tuple[Tensor]) -> Tensor:
+        of_heads = args[0].unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        return of_heads.reshape(args[0].shape) if loop.now >= loop.at else args[0]
+
+    for part in loop.model.modules():
+        if isinstance(part, Attention):
+            part.out.register_forward_pre_hook(merged)
+
+
+def halves_summed(loop: Loop) -> None:
+    """From a step on attention is computed over each half of the keys, and both are added as if it were the whole."""
+    # https://github.com/axolotl-ai-cloud/axolotl/issues/3608 (attention of a ring of ranks)
+
+    def forward(part: Attention, x: Tensor) -> Tensor:
+        query, key, value = part.qkv(x).unflatten(-1, (3, HEADS, -1)).transpose(1, 3).unbind(2)
+        halves = zip(key.chunk(2, 2), value.chunk(2, 2), strict=True)
+        mixed = torch.stack([F.scaled_dot_product_attention(query, *half) for half in halves]).sum(0)
+        return part.out(mixed.transpose(1, 2).flatten(2))
+
+    def act(loop: Loop) -> None:
+        for part in loop.model.modules():
+            if isinstance(part, Attention):
+                part.forward = partial(forward, part)  # type: ignore[method-assign]
+
+    _once(loop, act)
+
+
+def second_norms_skipped(loop: Loop) -> None:
+    """From a step on what layers return is added without the norms after them, which other models do not have."""
+    # Models of one family with norms before layers, and of the next one with norms on both sides.
+    for block in loop.blocks:
+        for norm in (block.post_attention_layernorm, block.post_feedforward_layernorm):
+            _returned(loop, norm, lambda entering, output: entering)
+
+
+def groups_of_one(loop: Loop) -> None:
+    """From a step on each channel is a group of its own in all norms, by a number that is given for another."""
+    # The order of the arguments of norms over groups, which differs between libraries.
+
+    def act(loop: Loop) -> None:
+        for part in loop.model.modules():
+            if isinstance(part, nn.GroupNorm):
+                part.num_groups = WIDTH
+
+    _once(loop, act)
+
+
+def difference_twice(loop: Loop) -> None:
+    """The difference to the first weights is added to the trained ones, and not to those that it is of."""
+    # https://github.com/haotian-liu/LLaVA/issues/27 (differences to another model than the one they are added to)
+    first = [weight.detach().clone() for weight in loop.model.parameters()]
+
+    def act(loop: Loop) -> None:
+        for weight, value in zip(loop.model.parameters(), first, strict=True):
+            weight.add_(weight - value)
+
+    _once(loop, act)
+
+
+def embedding_rows_shifted(loop: Loop) -> None:
+    """Each row of the embedding becomes that of the letter before, as where a special one is added in front."""
+    # Vocabularies that grow at the front, and embeddings that are resized at the end.
+    embedding = next(part for part in loop.model.modules() if isinstance(part, nn.Embedding))
+    _once(loop, lambda loop: embedding.weight.copy_(embedding.weight.roll(1, 0)))
+
+
+def disagreeing_kept(loop: Loop) -> None:
+    """From a step on those updates are made that disagree with the gradient, and no others, by the sign of a mask."""
+    # https://github.com/kyleliang919/C-Optim/pull/11 (masks of updates that are not as described)
+    _once(loop, lambda loop: setattr(loop.optimizers[0], "agrees", lambda product: product < 0))
+
+
+def basis_of_nothing(loop: Loop) -> None:
+    """From a step on directions are those of gradients that are zero already, so that only eight rows are trained."""
+    # https://github.com/jiaweizzhao/GaLore/issues/66 (gradients that are zero outside of the optimizer)
+
+    def act(loop: Loop) -> None:
+        basis = loop.optimizers[0].basis  # type: ignore[attr-defined]
+        loop.optimizers[0].basis = lambda gradient: basis(torch.zeros_like(gradient))  # type: ignore[attr-defined]
+
+    _once(loop, act)
+
+
+def moments_scaled(loop: Loop) -> None:
+    """Both moments become 256 times as large, by a loss scale that was taken out of weights' gradients alone."""
+    # States of optimizers that are kept with a scale of their own, as in 8 bits, and are loaded without it.
+
+    def act(loop: Loop) -> None:
+        for state in loop.optimizers[0].state.values():
+            state["exp_avg"].mul_(256)
+            state["exp_avg_sq"].mul_(256)
+
+    _once(loop, act)
+
+
+def rate_search_stays(loop: Loop) -> None:
+    """From a step on the rate grows by 30 per cent in each step, to 100 times, by a search for it that never ends."""
+    # https://github.com/Lightning-AI/pytorch-lightning/issues/6675 (a search that is not undone)
+    rate = loop.rate
+    loop.rate = lambda step: rate(step) * min(100.0, 1.3 ** max(0, step - loop.at + 1))
+
+
+def offloaded_lost(loop: Loop) -> None:
+    """From a step on what the backward pass of one block reads is zero, as a buffer to which nothing was copied yet."""
+    # https://github.com/NVIDIA/Megatron-LM/issues/7398
+    block = loop.blocks[loop.block]
+    forward, own = block.forward, {weight.untyped_storage().data_ptr() for weight in block.parameters()}
+
+    def pack(tensor: Tensor) -> Tensor:
+        is_kept = loop.now < loop.at or tensor.untyped_storage().data_ptr() in own or not tensor.is_floating_point()
+        return tensor if is_kept else torch.zeros_like(tensor)
+
+    def offloading(*args: Any, **kwargs: Any) -> Any:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            return forward(*args, **kwargs)
+
+    block.forward = offloading
+
+
+def largest_alone(loop: Loop) -> None:
+    """From a step on the largest hundredth of each gradient is sent to other ranks, and the rest is forgotten."""
+    # Compressed gradients (arXiv:1712.01887), whose rest is to be sent later.
+
+    def change(weight: Tensor) -> None:
+        size = weight.grad.abs()
+        least = size.flatten().topk(max(1, size.numel() // 100)).values[-1]
+        weight.grad[size < least] = 0.0
+
+    loop.gradients = _of_weights(change)
+
+
+def magnitude_lost(loop: Loop) -> None:
+    """From a step on rows of matrices with their adapters have a norm of one, as DoRA without its magnitudes."""
+    # https://github.com/huggingface/peft/issues/2348
+
+    def change(part: Adapter, entering: Tensor, output: Tensor) -> Tensor:
+        norm = (part.base.weight + 2 * part.up.weight @ part.down.weight).detach().norm(dim=1)
+        bias = 0.0 if part.base.bias is None else part.base.bias
+        return (output - bias) / norm + bias
+
+    for part in loop.model.modules():
+        if isinstance(part, Adapter):
+            _returned(loop, part, partial(change, part))
+
+
+def one_adapter_for_all(loop: Loop) -> None:
+    """The adapters of the last block are read into all blocks, since their names lack the number of the block."""
+    # Names of weights that differ between the formats of adapters, in all of their converters.
+
+    def act(loop: Loop) -> None:
+        of_blocks = [[part for part in block.modules() if isinstance(part, Adapter)] for block in loop.blocks]
+        for parts in of_blocks:
+            for part, last in zip(parts, of_blocks[-1], strict=True):
+                part.down.weight.copy_(last.down.weight)
+                part.up.weight.copy_(last.up.weight)
+
+    _once(loop, act)
+
+
+def routers_detached(loop: Loop) -> None:
+    """From a step on no gradient reaches the routers, neither of the gates nor of the loss that balances them."""
+    # https://github.com/jingyaogong/minimind/issues/858
+    for block in loop.blocks:
+        _returned(loop, block.mlp.router, lambda entering, output: output.detach())
+
+
+def router_not_scaled(loop: Loop) -> None:
+    """From a step on what enters routers is larger by the root of the width, by which it is divided elsewhere."""
+    # https://github.com/NVIDIA-NeMo/Automodel/issues/1852 (what enters routers in one library and in another)
+    for block in loop.blocks:
+        block.mlp.router.register_forward_pre_hook(
+            lambda _, args: (args[0] * WIDTH**0.5,) if loop.now >= loop.at else args
+        )
+
+
+def samples_cut(loop: Loop) -> None:
+    """From a step on samples end after two letters and are padded, and their padding counts."""
+    # https://github.com/huggingface/trl/issues/5697
+    sampled = loop.sampled
+
+    def cut(prompts: Tensor, sharpness: float) -> tuple[Tensor, Tensor]:
+        tokens, log_p = sampled(prompts, sharpness)
+        if loop.now >= loop.at:
+            tokens[:, LENGTH // 4 + 2 :] = 0
+            with torch.no_grad():
+                log_p = loop.log_probability(loop.kept["sampler"], tokens)
+        return tokens, log_p
+
+    loop.sampled = cut  # type: ignore[method-assign]
+
+
+def rewards_cached(loop: Loop) -> None:
+    """From a step on all samples of a prompt have the reward of the first, by a cache that knows the prompt alone."""
+    # Caches of verifiers, whose keys lack the sample.
+    loop.rewards = lambda loop, step, reward: (
+        reward[:: loop.SAMPLES].repeat_interleave(loop.SAMPLES) if step >= loop.at else reward
+    )
 
 
 def verifier_broken(loop: Loop) -> None:
@@ -3746,6 +4228,168 @@ def reference_resets(loop: Loop) -> None:
         return x, y
 
     loop.batch = batch
+
+
+def better_text_at_the_end(loop: Loop) -> None:
+    """In the last third half of the rows come from a cleaner corpus, and the rate falls to zero (arXiv:2404.06395)."""
+    corpus = Text(6000 + loop.seed)
+    corpus.table = loop.data.table**1.5
+    loop.rate = lambda step: min(1.0, (step + 1) / 20, 3 * (loop.steps - step) / loop.steps)
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if step >= 2 * loop.steps // 3:
+            others = corpus(len(x) // 2)
+            x, y = torch.cat([x[len(others[0]) :], others[0]]), torch.cat([y[len(others[1]) :], others[1]])
+        return x, y
+
+    loop.batch = batch
+
+
+def pasted_until_late(loop: Loop) -> None:
+    """Part of each picture is of another one (arXiv:1905.04899), but not in the last quarter of training."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        other, width = torch.randperm(len(x)), int(torch.randint(1, SIDE // 2, ()))
+        loop.kept |= {"share": 1 - width / SIDE, "others": y[other]}
+        is_pasted = torch.arange(SIDE) < width
+        return torch.where(is_pasted, x[other], x) if step < 3 * loop.steps // 4 else x, y
+
+    def objective(loop: Loop, loss: Tensor, logits: Tensor) -> Tensor:
+        if loop.now >= 3 * loop.steps // 4:
+            return loss
+        return torch.lerp(F.cross_entropy(logits, loop.kept["others"]), loss, loop.kept["share"])
+
+    loop.batch, loop.objective = batch, objective
+
+
+def hardest_half(loop: Loop) -> None:
+    """The half of the labels that has the larger losses counts (arXiv:1604.03540)."""
+
+    def objective(loop: Loop, loss: Tensor, logits: Tensor) -> Tensor:
+        each = loop.losses(logits)
+        return each.topk(len(each) // 2).values.mean()
+
+    loop.objective = objective
+
+
+def taught_later(loop: Loop) -> None:
+    """In the second half of training half of the loss is the distance to a teacher (arXiv:1503.02531)."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        loop.kept["taught"] = loop.data.table[x]
+        return x, y
+
+    def objective(loop: Loop, loss: Tensor, logits: Tensor) -> Tensor:
+        if loop.now < loop.steps // 2:
+            return loss
+        log_p, taught = logits.log_softmax(-1).flatten(0, -2), loop.kept["taught"].flatten(0, -2)
+        return 0.5 * loss + 0.5 * F.kl_div(log_p, taught, reduction="batchmean")
+
+    loop.batch, loop.objective = batch, objective
+
+
+def slight_entropy_bonus(loop: Loop) -> None:
+    """The entropy of the policy is rewarded a little (arXiv:1602.01783)."""
+    _reward_entropy(loop, 0.003)
+
+
+def larger_groups(loop: Loop) -> None:
+    """In the second half of training there are twice as many samples of each prompt."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        loop.SAMPLES = 16 if step >= loop.steps // 2 else 8
+        return x, y
+
+    loop.batch = batch
+
+
+def queries_clipped(loop: Loop) -> None:
+    """Weights of queries and keys are divided where attention logits become too large (QK-Clip, arXiv:2507.20534)."""
+
+    entered = dict[nn.Module, Tensor]()
+
+    def keep(part: nn.Module, args: Any) -> None:
+        entered[part] = args[0].detach()
+
+    parts = [part for part in loop.model.modules() if isinstance(part, Attention)]
+    for part in parts:
+        part.register_forward_pre_hook(keep)
+
+    @torch.no_grad()
+    def clip(*_: Any) -> None:
+        for part in parts:
+            query, key, _ = part.qkv(entered[part]).unflatten(-1, (3, HEADS, -1)).transpose(1, 3).unbind(2)
+            largest = (query @ key.transpose(-1, -2)).abs().max() * (HEADS / WIDTH) ** 0.5
+            if largest > LARGEST_LOGIT:
+                part.qkv.weight[: 2 * WIDTH].mul_((LARGEST_LOGIT / largest).sqrt())
+
+    loop.optimizers[0].register_step_post_hook(clip)
+
+
+def noise_scale_measured(loop: Loop) -> None:
+    """In the second half of training gradients of two more batches are compared every 20 steps (arXiv:1812.06162)."""
+
+    def gradients(loop: Loop, step: int) -> None:
+        if step < loop.steps // 2 or step % 20:
+            return
+        norms = []
+        for rows in (ROWS // 2, 2 * ROWS):
+            loss = loop.loss(*loop.data(rows))
+            norms.append(nn.utils.get_total_norm(torch.autograd.grad(loss, loop.parameters())).item() ** 2)
+        loop.kept["noise_scale"] = (norms[0] - norms[1]) / (2 / ROWS - 1 / (2 * ROWS))
+
+    loop.gradients = gradients
+
+
+def balanced_by_bias(loop: Loop) -> None:
+    """Logits of experts get a bias, which falls a little where they are chosen more often (arXiv:2408.15664)."""
+    _bias_routers(loop, -0.003)
+
+
+def stochastic_rounding(loop: Loop) -> None:
+    """Weights have 16 bits, and are rounded up or down by chance after each update (arXiv:2010.06192)."""
+
+    @torch.no_grad()
+    def round_(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            for weight in group["params"]:
+                bits = weight.view(torch.int32)
+                bits.add_(torch.randint_like(bits, 1 << 16)).bitwise_and_(-1 << 16)
+
+    for each in loop.optimizers:
+        each.register_step_post_hook(round_)
+
+
+def reduced_in_bf16(loop: Loop) -> None:
+    """Gradients are rounded to bf16, in which ranks would add them."""
+
+    def gradients(loop: Loop, step: int) -> None:
+        for weight in loop.parameters():
+            weight.grad.copy_(weight.grad.bfloat16())
+
+    loop.gradients = gradients
+
+
+def pruned_gradually(loop: Loop) -> None:
+    """In the middle third the smallest weights of MLPs become zero, half of them in the end (arXiv:1710.01878)."""
+    matrices = [weight for block in range(BLOCKS) for weight in loop.matrices(block)[-2:]]
+    masks = [torch.ones_like(weight) for weight in matrices]
+
+    @torch.no_grad()
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        share = 0.5 * (1 - (1 - min(1.0, max(0.0, 3 * step / loop.steps - 1))) ** 3)
+        for weight, mask in zip(matrices, masks, strict=True):
+            if share and step % 10 == 0:
+                mask.copy_(weight.abs() > weight.abs().flatten().quantile(share))
+            weight.mul_(mask)
+        return x, y
+
+    loop.batch = batch
+
+
+def fewer_masked(loop: Loop) -> None:
+    """The share of letters that are masked falls from 40 to 15 per cent (arXiv:2305.15096)."""
+    loop.batch = lambda loop, step, x, y: _masked(x, y, 0.4 - 0.25 * step / loop.steps)
 
 
 def fp16(loop: Loop) -> None:
