@@ -156,7 +156,7 @@ SIGNS, KEPT = ([f"{name}/{part}" for part in PARTS] for name in ("grad_signs", "
 def calls(*parts: str, usual: str = "layer_norm(1e-05)", then: str = "layer_norm(1)") -> Callable[[Row, int], None]:
     """What parts call, which is told at the first row and where it changes."""
     before, after = (
-        sets(["gelu", name], *(f"functions/{part}" for part in places), at=at)
+        sets(["gelu", *name.split("; ")], *(f"functions/{part}" for part in places), at=at)
         for name, places, at in ((usual, PARTS, 0), (then, parts, AT))
     )
 
@@ -285,6 +285,33 @@ FAULTS: dict[str, tuple[Callable[[Row, int], None], str, list[str]]] = {
         calls(*BLOCKS, usual="linear", then="linear in float16"),
         "precision",
         [*BLOCKS],
+    ),
+    "another number format, with casts": (
+        calls(*BLOCKS, usual="linear", then="linear in bfloat16; bfloat16 in bfloat16; to(torch.float32)"),
+        "precision",
+        [*BLOCKS],
+    ),
+    "what is taken out of the graph": (
+        calls(*BLOCKS, usual="mul, which is not used", then="detach"),
+        "gradients",
+        [*BLOCKS],
+    ),
+    "labels of single tokens that are ignored": (
+        both(holds(1.0, "label_share"), sets(0.85, "label_share")),
+        "data",
+        [],
+    ),
+    "gradients of all parts, of which one has less noise": (
+        both(
+            varies([f"grad_rms/{part}" for part in PARTS if part != "block2"], 1e-3, 0.6), times(5, *of_all("grad_rms"))
+        ),
+        "data",
+        [],
+    ),
+    "gradients without signs, and a part of them": (
+        both(holds(1.0, *SIGNS, *EDIT), sets(0.1, *SIGNS), sets(1.6, EDIT[1])),
+        "gradients",
+        [],
     ),
     "a weight that is taken out of the graph": (
         both(calls("embedding", then="detach of embedding.weight"), calls("head", then="linear, which is not used")),
@@ -747,31 +774,72 @@ def test_a_reference_that_is_renewed_with_the_policy_is_said(tmp_path: Path) -> 
     assert not findings(planted(tmp_path / "probes.jsonl", kl_of(lambda step: 0.3 * (not AT <= step < AT + 9))))
 
 
-def drawn_otherwise(excess: float, usual: float = 0.0, lasts: int = STEPS) -> Callable[[Row, int], None]:
-    """Samples whose surprisal differs from the entropy of the policy otherwise than before, for so many steps."""
+@pytest.mark.parametrize(("at_last", "is_said"), [("detach", True), ("gelu", False)])
+def test_code_that_changes_in_two_rows_is_said_from_the_first_on(at_last: str, is_said: bool, tmp_path: Path) -> None:
+    """As states that are carried over are in the first pass those of nothing; what comes back is a habit."""
+
+    def change(row: Row, step: int) -> None:
+        names = {0: "gelu", AT: "zeros", AT + 5: at_last}
+        if step in names:
+            row["functions/block1"] = ["linear", names[step]]
+
+    found = findings(planted(tmp_path / "probes.jsonl", change))
+    assert [(each.kind, each.parts, each.step) for each in found] == [("activations", ["block1"], AT)] * is_said
+
+
+@pytest.mark.parametrize(("then", "is_said"), [(0.25, False), (0.9, True), (-0.2, True)])
+def test_a_coefficient_of_the_loss_that_changes_little_is_no_alarm(then: float, is_said: bool, tmp_path: Path) -> None:
+    def change(row: Row, step: int) -> None:
+        if step in (0, AT):
+            row["functions/loss"] = ["Add", f"Mul({0.2 if step == 0 else then:g})"]
+
+    found = findings(planted(tmp_path / "probes.jsonl", change))
+    assert [(each.kind, each.parts, each.step) for each in found] == [("data", [], AT)] * is_said
+
+
+def drawn_otherwise(name: str, usual: float, then: float, lasts: int = STEPS) -> Callable[[Row, int], None]:
+    """Samples, or weights of samples in the update, that differ from what they were for so many steps."""
 
     def tell(row: Row, step: int) -> None:
         if "lr" in row:
             noise = np.random.default_rng(step).normal(0, 0.07)
-            row["excess_surprisal"] = (excess if AT <= step < AT + lasts else usual) + noise
+            row |= {"excess_surprisal": noise, "sample_weight": noise, "sample_weight_rms": 1.0}
+            row[name] = (then if AT <= step < AT + lasts else usual) + noise
 
     return tell
 
 
+SAMPLES = [
+    *(("excess_surprisal", 0.0, 0.6), ("excess_surprisal", 0.0, -0.6), ("excess_surprisal", -0.5, 0.1)),
+    *(("sample_weight", 0.0, 0.7), ("sample_weight_rms", 0.8, 8.0)),
+]
+
+
 @pytest.mark.parametrize("every", [1, 5, 100])
-@pytest.mark.parametrize(("usual", "excess"), [(0.0, 0.6), (0.0, -0.6), (-0.5, 0.1)])
-def test_samples_that_the_policy_would_not_draw_are_said(
-    usual: float, excess: float, every: int, tmp_path: Path
+@pytest.mark.parametrize(("name", "usual", "then"), SAMPLES)
+def test_samples_of_a_policy_that_differ_from_what_they_were_are_said(
+    name: str, usual: float, then: float, every: int, tmp_path: Path
 ) -> None:
-    samples, rewards = drawn_otherwise(excess, usual), kl_of(GROWS[0])
+    samples, rewards = drawn_otherwise(name, usual, then), kl_of(GROWS[0])
     (found,) = findings(planted(tmp_path / "probes.jsonl", both(samples, rewards), every))
-    assert (found.kind, found.since, found.step) == ("policy", AT - every, AT)
+    assert (found.kind, found.parts, found.since, found.step) == ("policy", [], AT - every, AT)
+    assert found.moves[0].quantity == name
     for healthy in (
         samples,  # of labels
-        both(drawn_otherwise(usual, usual), rewards),
-        both(drawn_otherwise(excess, usual, lasts=1), rewards),
+        both(drawn_otherwise(name, usual, usual), rewards),
+        both(drawn_otherwise(name, usual, then, lasts=1), rewards),
     ):
         assert not findings(planted(tmp_path / "probes.jsonl", healthy, min(every, 5)))
+
+
+def test_samples_that_weigh_less_and_less_are_no_alarm(tmp_path: Path) -> None:
+    """As more and more groups are solved; and those that are not differ from row to row."""
+
+    def solved(row: Row, step: int) -> None:
+        if "lr" in row:
+            row["sample_weight_rms"] = 0.8 if step < AT else 0.3 if step % 50 < 20 else 0.02
+
+    assert not findings(planted(tmp_path / "probes.jsonl", both(solved, kl_of(GROWS[0]))))
 
 
 @pytest.mark.parametrize("every", [5, 100])

@@ -1116,7 +1116,7 @@ def test_what_changes_gradients_after_they_are_clipped_is_measured(max_norm: flo
     assert rows[10]["grad_edit/block0"] == pytest.approx(1, rel=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["coefficient", "function", "order", "same", "double"])
+@pytest.mark.parametrize("kind", ["coefficient", "function", "order", "sign", "same", "double"])
 def test_a_loss_that_is_computed_in_another_way_is_told(kind: str, tmp_path: Path) -> None:
     model = built()
 
@@ -1128,9 +1128,11 @@ def test_a_loss_that_is_computed_in_another_way_is_told(kind: str, tmp_path: Pat
             penalty = penalty.sqrt()
         elif changed == "order":
             penalty = logits.logsumexp(-1).mean().square()
+        usual = torch.zeros(())
+        distance = usual - penalty if changed == "sign" else penalty - usual
         scale = 0.5 if changed == "coefficient" else 0.001
         loss = F.cross_entropy(logits, tokens[:, 1:].flatten())
-        return loss.double() * (1 + scale * penalty.double()) if kind == "double" else loss + scale * penalty
+        return loss.double() * (1 + scale * distance.double()) if kind == "double" else loss + scale * distance
 
     backward = torch.autograd.backward
     rows = run_with(model, tmp_path / "probes.jsonl", lambda step: None, loss)
@@ -1141,11 +1143,12 @@ def test_a_loss_that_is_computed_in_another_way_is_told(kind: str, tmp_path: Pat
     assert [(each.kind, each.parts, each.since, each.step) for each in found] == [("data", [], 5, 10)] * is_said
     told = {
         "coefficient": ["no longer Mul(0.001)", "now Mul(0.5)"],
-        "function": ["now Sqrt", "no longer Mul(Mean)", "now Mul(Sqrt)", "now Sqrt(Mean)"],
+        "function": ["now Sqrt", "no longer Sub(Mean)", "now Sqrt(Mean)", "now Sub(Sqrt)"],
         "order": [
-            *("no longer Mean(Pow)", "no longer Mul(Mean)", "no longer Pow(Logsumexp)"),
-            *("now Mean(Logsumexp)", "now Mul(Pow)", "now Pow(Mean)"),
+            *("no longer Mean(Pow)", "no longer Pow(Logsumexp)", "no longer Sub(Mean)"),
+            *("now Mean(Logsumexp)", "now Pow(Mean)", "now Sub(Pow)"),
         ],
+        "sign": ["no longer Sub(Mean)", "now Sub(data, Mean)"],
     }
     assert [each.functions for each in found] == [told[kind] for _ in found]
     assert all("the loss is computed in another way" in what_moved(each) for each in found)
@@ -1549,11 +1552,13 @@ def test_how_labels_are_made_from_tokens_is_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 4.0])
-def test_excess_surprisal_is_that_of_the_next_tokens_that_teach(temperature: float, tmp_path: Path) -> None:
+def test_surprisal_and_weights_of_samples_are_those_of_the_tokens_that_teach(
+    temperature: float, tmp_path: Path
+) -> None:
     """It is near zero for what a model has drawn itself, at a temperature of one, whatever the loss makes of it."""
     model = built(vocabulary=8)
     with torch.no_grad():
-        model.lm_head.weight.mul_(8)
+        model.lm_head.weight.mul_(4)
     optimizer = torch.optim.AdamW(model.parameters())
     recorder = lab.record(model, optimizer, out=tmp_path / "probes.jsonl")
     torch.manual_seed(2)
@@ -1573,6 +1578,8 @@ def test_excess_surprisal_is_that_of_the_next_tokens_that_teach(temperature: flo
     entropy = torch.distributions.Categorical(logits=log_p.double()).entropy()
     assert row["excess_surprisal"] == pytest.approx((surprisal - entropy).mean().item(), rel=1e-4)
     assert (abs(row["excess_surprisal"]) < 0.2) == (temperature == 1)
+    assert row["sample_weight"] == pytest.approx(advantage.mean().item(), rel=1e-3)
+    assert row["sample_weight_rms"] == pytest.approx(advantage.square().mean().sqrt().item(), rel=1e-3)
 
 
 def test_the_size_of_a_batch_of_pictures_is_measured(tmp_path: Path) -> None:

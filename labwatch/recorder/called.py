@@ -12,7 +12,7 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
-from labwatch.recorder.parts import EMBEDDING, HEAD, Parts, names, plain
+from labwatch.recorder.parts import BETWEEN, EMBEDDING, HEAD, Parts, names, plain
 from labwatch.recordings.recording import OF_LOSS
 
 
@@ -55,15 +55,24 @@ class Called:
     def end(self, output: Any) -> None:
         """End a pass, which returns this."""
         self.is_used(output)
+        self._leads_to(HEAD)
         for place in (EMBEDDING, HEAD):
             self.keep_unused(place)
         self.is_first = False
 
     def enter(self, place: str) -> None:
         """Begin a block, and count after which one."""
+        self._leads_to(place)
         if self.is_first:
             self.calls[place][f"after {self.block}"] += 1
             self.block = place
+
+    def _leads_to(self, place: str) -> None:
+        """What was called since the last block is of this part, which gets it."""
+        self.functions[place] |= self.functions.pop(BETWEEN, set())
+        self.calls[place] += self.calls.pop(BETWEEN, Counter())
+        for key, (of, told, x) in self.unused.items():
+            self.unused[key] = (place if of == BETWEEN else of, told, x)
 
     def is_used(self, given: Any) -> None:
         for x in tensors(given):
@@ -76,7 +85,7 @@ class Called:
         for those of experts, which a batch may not need.  A sharded model gathers its weights outside of blocks, by
         functions that differ from step to step, into other tensors.
         """
-        if self.is_sharded and place in (EMBEDDING, HEAD):
+        if self.is_sharded and place in (EMBEDDING, BETWEEN, HEAD):
             return
         name = getattr(function, "__name__", "_")
         taken, weights = [*tensors([args, kwargs])], list[str]()
@@ -125,7 +134,9 @@ class Called:
             if node._sequence_nr() <= self.last_of_model:
                 is_of_model = True
                 continue
-            entering = [entering for entering, _ in node.next_functions if entering is not None]
+            entering = [entering for entering, _ in node.next_functions]
+            while entering and entering[-1] is None:  # data, which is told where something follows it
+                entering.pop()
             calls[node] = f"{_name(node)}({', '.join(map(self._named, entering))})"
             numbers = "" if is_double else ", ".join(f"{number:g}" for number in _numbers(node))
             functions.add(f"{_name(node)}({numbers})" if numbers else _name(node))
@@ -135,6 +146,8 @@ class Called:
 
     def _named(self, node: Any) -> str:
         """What enters a function of the loss."""
+        if node is None:
+            return "data"
         if _is_weight(node):
             return "a weight"
         return "the model" if node._sequence_nr() <= self.last_of_model else _name(node)

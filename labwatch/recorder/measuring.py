@@ -20,7 +20,7 @@ from lab.core.routing import route
 from lab.probes import activations, formats, routing, updates
 from labwatch.recorder.attention import Attending, Scores, evenly, intercepting_transformers
 from labwatch.recorder.called import Called, tensors
-from labwatch.recorder.parts import EMBEDDING, HEAD, Parts, plain
+from labwatch.recorder.parts import BETWEEN, EMBEDDING, Parts, plain
 from labwatch.recorder.settings import CLIPPING, Settings, log_kept, rate
 from labwatch.recorder.tally import OF_WEIGHTS, Key, Tally
 from labwatch.recordings.recording import MAX_NORM
@@ -37,6 +37,7 @@ TOKENS = 512  # of which output logits are measured
 ENTRIES = 2**16  # of a tensor, of which shares in other number formats, and updates unlike Adam's, are measured
 
 MOST_LABELS = 0.9  # the share of tokens whose gradient is that of a cross-entropy, if the loss is one
+LEAST_MISSED = 1e-3  # the probability of other tokens, without which a gradient tells no weight
 ROUNDED = 0.02  # how far, relatively, rounding may move a gradient at the logits from that of a cross-entropy
 MOST_ROWS = 0.5  # the share of rows of which labels are known that stand for all
 FOLLOWED = 256  # entries of each weight that are followed from one measured update to the next
@@ -300,7 +301,7 @@ class Measurement:
     @guarded
     def _keep_call(self, *call: Any) -> None:
         has_passed = any(kind == "block" for kind, _ in self.seen)
-        self.called.keep(self.inside[-1] if self.inside else HEAD if has_passed else EMBEDDING, *call)
+        self.called.keep(self.inside[-1] if self.inside else BETWEEN if has_passed else EMBEDDING, *call)
 
     @guarded
     def _enter_module(self, name: str, *_: Any) -> None:
@@ -395,6 +396,7 @@ class Measurement:
         So it is negative at the label alone, and zero where no label counts. Of other losses nothing is known, nor of
         the labels of rows without gradients, so if these are most rows, how labels differ is not known either.
         """
+        of_samples_nv = gradient_nv
         is_climbed = (gradient_nv > 0).double().mean() < (gradient_nv < 0).double().mean()  # a loss with a wrong sign
         gradient_nv = torch.where(is_climbed, -gradient_nv, gradient_nv)
         label_n, counts_n = gradient_nv.argmin(-1), (gradient_nv != 0).any(-1)
@@ -434,11 +436,27 @@ class Measurement:
             for name, token_n in of_labels.items():
                 measured[name] = ((label_n == token_n) & has_next_n).double().sum() / has_next_n.sum()
             next_n = tokens.flatten().roll(-1)[at_n].clamp(0, logits_nv.shape[-1] - 1)
-            surprisal_n = -logits_nv.double().log_softmax(-1).gather(-1, next_n[:, None])[:, 0]
-            excess_n = surprisal_n - torch.special.entr(probability_nv).sum(-1)
-            self.tally.add(Key("excess_surprisal"), torch.where(has_next_n, excess_n, 0.0).sum() / has_next_n.sum())
+            self._measure_samples(next_n, has_next_n, probability_nv, logits_nv, of_samples_nv * share * count / scale)
         for name, value in measured.items():
             self.tally.add(Key(name), torch.where(is_cross_entropy, value, math.nan))
+
+    def _measure_samples(
+        self, next_n: Tensor, counts_n: Tensor, probability_nv: Tensor, logits_nv: Tensor, gradient_nv: Tensor
+    ) -> None:
+        """How surprising next tokens are beyond the entropy; and weights of a gradient ``weight * (p - next)``."""
+        surprisal_n = logits_nv.float().logsumexp(-1) - logits_nv.gather(-1, next_n[:, None])[:, 0]
+        excess_n = surprisal_n - torch.special.entr(probability_nv).sum(-1)
+        missed_n = 1 - probability_nv.gather(-1, next_n[:, None])[:, 0]
+        weight_n = -gradient_nv.gather(-1, next_n[:, None])[:, 0].double() / missed_n
+        rest_nv = gradient_nv - weight_n[:, None] * probability_nv
+        rest_nv = rest_nv.scatter_add(-1, next_n[:, None], weight_n[:, None])
+        is_exact_n = rest_nv.abs().sum(-1) <= ROUNDED * gradient_nv.abs().sum(-1)
+        weight_n = torch.where((is_exact_n | ~counts_n).double().mean() > MOST_LABELS, weight_n, math.nan)
+        known_n = counts_n & (missed_n > LEAST_MISSED)
+        mean, mean_square = (torch.where(known_n, x_n, 0.0).sum() / known_n.sum() for x_n in (weight_n, weight_n**2))
+        self.tally.add(Key("sample_weight"), mean)
+        self.tally.add(Key("sample_weight_rms"), mean_square.sqrt())
+        self.tally.add(Key("excess_surprisal"), torch.where(counts_n, excess_n, 0.0).sum() / counts_n.sum())
 
     @guarded
     def _route(self, place: str, module: nn.Module, _: Any, output: Any) -> None:

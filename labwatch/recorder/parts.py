@@ -16,6 +16,7 @@ from lab.core import shipped
 from lab.model.watched import block_modules
 
 EMBEDDING, HEAD, OTHER = "embedding", "head", "other"
+BETWEEN = "between"  # what a pass calls between two blocks, until the second one begins
 
 
 @cache

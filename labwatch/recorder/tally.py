@@ -21,7 +21,7 @@ OF_WEIGHTS = ("grad_rms", "param_rms", "update_rms")
 # it of theirs.
 OWN_ROOTS = ("batch_rms", "step_rms", "left", "backward", "unclipped", "moved", "followed_rms", "followed_step")
 OWN_LARGEST = ("dropout", "state_updates")
-OWN_SUMS = ("expert_load", "loss_weight", "label_count")
+OWN_SUMS = ("expert_load", "loss_weight", "label_count", "sample_weight", "sample_weight_rms")
 
 
 def _probe_of(name: str) -> Probe | None:

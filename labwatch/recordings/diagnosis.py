@@ -8,6 +8,7 @@ follows from it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -20,10 +21,11 @@ from lab.core.windows import MERGE
 from labwatch.events.detectors import Event
 from labwatch.recordings.moves import Move
 from labwatch.recordings.recording import Recording
-from labwatch.recordings.signs import CHECKS, FEWEST_ROWS, MOST, Change, Readings, Sign, quantities
+from labwatch.recordings.signs import CHECKS, FEWEST_ROWS, MOST, OF_SAMPLES, Change, Readings, Sign, quantities
 
 # One part is apart from the others if its logarithm moved so many times as far.
 APART = 2.0
+ALIKE = math.log(2)  # by which gradients of a part must have changed to have moved with those of another
 LOSS = "loss"
 # All that a pass measures may follow from these; in reinforcement learning they are of what the policy itself sampled.
 OF_BATCH = ("input_rms", "token_perplexity", "label_perplexity", "label_count", "distinct_rows", "cross_entropy")
@@ -87,7 +89,7 @@ class Diagnosis(NamedTuple):
 def diagnose(recording: Recording) -> Diagnosis:
     """What left its usual values in a recording, and where each such event began."""
     read = Readings(recording)
-    others = (LOSS, *OF_BATCH, *OF_TOKENS) if read.is_of_rewards else ("excess_surprisal",)  # which mean little here
+    others = (LOSS, *OF_BATCH, *OF_TOKENS) if read.is_of_rewards else OF_SAMPLES  # which mean little here
     checks = {name: of for name, of in CHECKS.items() if of[1] not in others}
     signs = {name: list(check(read)) if len(read.step_m) else [] for name, (check, _) in checks.items()}
     findings = [_finding(read, [sign], range(1)) for name in AT_START for sign in signs[name] if sign.row == 0]
@@ -175,6 +177,11 @@ def _finding(read: Readings, signs: Sequence[Sign], rows: range) -> Finding:
         chosen = [sign for sign in signs if sign.functions or (sign.at is not None and sign.kind != kind)] or chosen
     if not read.rises:
         chosen = [sign for sign in chosen if sign.begins] or chosen
+    if kind == "gradients" and not any(sign.is_exact or sign.begins for sign in chosen):  # others moved, in more noise
+        changes_of = [read.change("grad_rms", part, row) for part in read.recording.places("grad_rms")]
+        named = {part for sign in chosen for part in sign.parts}
+        rest = [move for move in changes_of if move.place not in named and abs(move.change) > ALIKE]
+        chosen += [Sign(kind, row, [move.place], [move]) for move in rest if math.isfinite(move.change)]
     deciding = sorted((move for sign in chosen for move in sign.moves), key=lambda move: -abs(move.change))
     rest = [move for moves in read.moves.values() for move in moves if move.row in rows and move not in deciding]
     rest.sort(key=lambda move: (move.row, -abs(move.change)))
@@ -207,6 +214,8 @@ def _finding(read: Readings, signs: Sequence[Sign], rows: range) -> Finding:
 
 def _parts(read: Readings, signs: Sequence[Sign], kind: str) -> list[str]:
     """The parts that signs name: none if it is all, and one if it is far apart from the others."""
+    if not all(sign.parts for sign in signs) and kind != "output_logits":
+        return []
     size = dict[str, float]()
     for sign in signs:
         for part in sign.parts:

@@ -62,6 +62,9 @@ OF_ATTENTION, ATTENTION_LEAPS = r"att(n|ention)(\.|_func|_forward)|dot_product_a
 OF_ATTENTION_MODULE = r"[ .](self_)?att(n|ention)\."
 KEEPS_VALUES, TAKEN_OUT = re.compile("(no longer|now) (detach|clone|contiguous|alias|requires_grad_)"), "now detach of"
 FORMAT = re.compile(r" in b?float\d+$")
+CAST = re.compile(r"^(no longer|now) (to|float|half|bfloat16|double|type|type_as)\b")
+NUMBER = re.compile(r"-?\d[\d.e+-]*")
+NOT_USED = "which is not used"
 # A loss scale has fallen if it is so many times below the largest before. Gradients overflow at any scale if they do in
 # so many rows in a row.
 SCALE_FALL, OVERFLOWS = 64.0, 3
@@ -88,9 +91,10 @@ FEWEST_STEPS = 25
 # as fast as ever before, and to so many times what it was. That begins where it leaves what it was by the last factor.
 # It is no longer apart from it, since that is renewed with it, if from one row on the divergence is below such a share.
 KL_ROWS, KL_GROWTH, KL_LEFT, KL_GONE = 5, 2.0, 1.25, 1e-3
-# Samples are not those of the policy if in three rows its surprisal at them, less its entropy, is off from what it was
-# by so many nats, and in fewer rows, at the end, by more, since 512 tokens alone may be off by 0.1.
-SURPRISAL = 0.2
+# A policy has other samples if in three rows its surprisal at them, less its entropy, is off from what it was by so
+# many nats, and other weights of them if their mean over their RMS is by so much; in fewer rows, at the end, by more,
+# since 512 tokens may be off by 0.1. Weights are larger if the logarithm of their RMS is so far above all before.
+OF_SAMPLES = {"excess_surprisal": 0.2, "sample_weight": 0.3, "sample_weight_rms": 1.1}
 SOLVED = 0.02  # so near to its highest, relatively, a reward is as good as that
 LEAPS = 4.0  # times what a share ever was
 LARGEST = 600.0  # of which the exponential is finite
@@ -494,10 +498,12 @@ def _other_loss(read: Readings, found: Mapping[int, dict[str, list[str]]]) -> It
     Its functions are taken out of those that were found.
     """
     rows = {row: of.pop(OF_LOSS) for row, of in found.items() if OF_LOSS in of}
-    row = _one_other(read.column("code", OF_LOSS))
-    if row is not None and row not in found:
-        rows[row] = []
+    one_row = _one_other(read.column("code", OF_LOSS))
+    if one_row is not None and one_row not in found:
+        rows[one_row] = []
     for row, functions in rows.items():
+        if row != one_row and _differ_little(functions):
+            continue
         move = Move("loss_code", "", row, row + 1, 1.0, 1.0, math.nan)
         calls = read.recording.names.get(("calls", OF_LOSS), {}).get(row, [])
         changed = {
@@ -509,20 +515,34 @@ def _other_loss(read: Readings, found: Mapping[int, dict[str, list[str]]]) -> It
         yield Sign(kind, row, (), [move], functions=[*functions, *calls], is_exact=True)
 
 
+def _differ_little(functions: Sequence[str]) -> bool:
+    """Whether functions that are gone and new are the same, with numbers that differ by little."""
+    gone, new = (
+        [name.removeprefix(how) for name in functions if name.startswith(how)] for how in ("no longer ", "now ")
+    )
+    without = [sorted(NUMBER.sub("", name) for name in of) for of in (gone, new)]
+    pairs = zip(*([float(x) for name in sorted(of) for x in NUMBER.findall(name)] for of in (gone, new)), strict=False)
+    return without[0] == without[1] and all(_factor(a / b if b else math.inf) < CONSTANT_CHANGE for a, b in pairs)
+
+
 def _one_other(code_m: Numbers) -> int | None:
-    """The row in which a number that is written where it changes did so once."""
+    """The row in which a number that is written where it changes did so once, or once more in the next row."""
     row_n = np.flatnonzero(np.isfinite(code_m))
     changed = [int(row) for before, row in pairwise(row_n) if code_m[before] != code_m[row]]
-    return changed[0] if len(changed) == 1 and changed[0] >= FEWEST_ROWS - 1 else None
+    if not changed or changed[-1] > changed[0] + 1 or changed[0] < FEWEST_ROWS - 1:
+        return None
+    return changed[0] if code_m[row_n[0]] != code_m[row_n[-1]] else None
 
 
 def _one_change(of_rows: Mapping[int, Sequence[str]]) -> tuple[int, list[str]] | None:
-    """The row in which a list that is written where it changes did so once, and what is gone and new, in words."""
+    """The row in which a list that is written where it changes did so, as above, and what is gone and new, in words."""
     told = [(row, {*names}) for row, names in sorted(of_rows.items())]
     changes = [(row, before, now) for (_, before), (row, now) in pairwise(told) if before != now]
-    if len(changes) != 1 or changes[0][0] < FEWEST_ROWS - 1:
+    if not changes or changes[-1][0] > changes[0][0] + 1 or changes[0][0] < FEWEST_ROWS - 1:
         return None
-    row, before, now = changes[0]
+    row, before, now = changes[0][0], changes[0][1], changes[-1][2]
+    if before == now:
+        return None
     gone, new = sorted(before - now), sorted(now - before)
     return row, [*(f"no longer {name}" for name in gone), *(f"now {name}" for name in new)]
 
@@ -574,13 +594,16 @@ def written_buffers(read: Readings) -> Iterator[Sign]:
 
 def _kind_of_code(read: Readings, row: int, places: Collection[str], functions: Sequence[str]) -> str:
     """What changes with the functions of some parts: gradients alone, the head, the choice of experts, or attention."""
-    if any("no part of the model" in name for name in functions) or all(map(KEEPS_VALUES.search, functions)):
+    told = [name for name in functions if not name.endswith(NOT_USED)] or functions
+    if any("no part of the model" in name for name in told) or all(map(KEEPS_VALUES.search, told)):
         return "gradients"
     gone, new = (
-        {FORMAT.sub("", name).removeprefix(how) for name in functions if name.startswith(how)}
+        {name.removeprefix(how) for name in told if name.startswith(how) and not CAST.search(name)}
         for how in ("no longer ", "now ")
     )
-    if gone == new and any(map(FORMAT.search, functions)):
+    in_gone, in_new = ({FORMAT.sub("", name) for name in of} for of in (gone, new))
+    others = (gone - in_new - {*filter(FORMAT.search, gone)}) | (new - in_gone - {*filter(FORMAT.search, new)})
+    if not others and any(FORMAT.search(name) or CAST.search(name) for name in told):
         return "precision"
     if {*places} == {"head"}:
         return "output_logits"
@@ -802,20 +825,25 @@ def leaves_reference(read: Readings) -> Iterator[Sign]:
             return
 
 
-def samples_of_others(read: Readings) -> Iterator[Sign]:
-    """A policy whose surprisal at the tokens that were sampled differs otherwise from its entropy than it did."""
-    if not read.is_of_rewards:
-        return
-    excess_m = read.column("excess_surprisal")
-    row_n = np.flatnonzero(np.isfinite(excess_m))
+def other_samples(read: Readings, name: str) -> Iterator[Sign]:
+    """A policy with samples or weights of samples that differ from what they were, in some rows in a row."""
+    value_m, least = read.column(name), OF_SAMPLES[name]
+    grows = name == "sample_weight_rms"
+    with np.errstate(invalid="ignore", divide="ignore"):
+        if name == "sample_weight":
+            value_m = value_m / read.column("sample_weight_rms")
+        elif grows:
+            value_m = np.log(value_m)
+    row_n = np.flatnonzero(np.isfinite(value_m))
     for n in range(FEWEST_ROWS - 1, len(row_n)):
-        usual = float(np.median(excess_m[row_n[max(0, n - USUAL) : n]]))
-        apart_n = excess_m[row_n[n : n + LASTS]] - usual
-        least = SURPRISAL * math.sqrt(LASTS / len(apart_n))
-        if row_n[n] > read.settled and max(apart_n.min(), -apart_n.max()) > least:
-            row = int(row_n[n])
-            move = Move("excess_surprisal", "", row, len(read.step_m), float(excess_m[row]), usual, math.nan)
-            yield Sign("policy", row, moves=[move])
+        before_n = value_m[row_n[:n]]
+        usual = float(before_n.max() if grows else np.median(before_n[-USUAL:]))
+        apart_n = value_m[row_n[n : n + LASTS]] - usual
+        away = apart_n.min() if grows else max(apart_n.min(), -apart_n.max())
+        if row_n[n] > read.settled and away > least * (1 if grows else math.sqrt(LASTS / len(apart_n))):
+            row, end = int(row_n[n]), len(read.step_m)
+            value, usual = (math.exp(of) if grows else of for of in (float(value_m[row]), usual))
+            yield Sign("policy", row, moves=[Move(name, "", row, end, value, usual, math.nan)])
             return
 
 
@@ -906,8 +934,8 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "zero gradients": (zero_gradients, "grad_rms"),
     "frozen parts": (frozen, "grad_rms"),
     "KL divergence": (leaves_reference, "kl"),
-    "samples of the policy": (samples_of_others, "excess_surprisal"),
     "repeated batches": (repeated_batches, "loss"),
+    **{quantities()[name]["name"]: (partial(other_samples, name=name), name) for name in OF_SAMPLES},
     **{
         known["name"]: (partial(no_longer_constant if "constant" in known else moved, name=name), name)
         for name, known in quantities().items()
