@@ -19,6 +19,7 @@ from labwatch.recordings.moves import moves_of
 from labwatch.recordings.recording import read_recording
 from labwatch.recordings.signs import quantities
 from labwatch.recordings.words import checked, next_look, sentence
+from labwatch.watch.pages import finding_figure
 
 Row = dict[str, Any]
 PARTS = ("block0", "block1", "block2", "block3", "embedding", "head")
@@ -736,12 +737,14 @@ def test_logits_of_one_block_that_leap_apart_from_the_others_are_said(
     assert not findings(planted(tmp_path / "probes.jsonl", of_small, every))
 
 
-@pytest.mark.parametrize(("moved", "parts"), [(["block2"], [["block2"]]), (PARTS, [])])
+@pytest.mark.parametrize(
+    ("factor", "moved", "parts"), [(2.5, ["block2"], [["block2"]]), (2.5, PARTS, []), (2.2, ["block2"], [])]
+)
 def test_weights_that_moved_a_bit_too_far_are_said_if_others_did_not(
-    moved: list[str], parts: list[list[str]], tmp_path: Path
+    factor: float, moved: list[str], parts: list[list[str]], tmp_path: Path
 ) -> None:
-    """Of rows that lie far apart the updates between are not known well: here 2.2 times as far as they explain."""
-    fault = sets(2.2, *(f"change_over_updates/{part}" for part in moved))
+    """Of rows that lie far apart the updates between are not known well; of small matrices they explain 2.2 badly."""
+    fault = sets(factor, *(f"change_over_updates/{part}" for part in moved))
     assert [found.parts for found in findings(planted(tmp_path / "probes.jsonl", fault))] == parts
 
 
@@ -830,6 +833,13 @@ def test_samples_of_a_policy_that_differ_from_what_they_were_are_said(
         both(drawn_otherwise(name, usual, then, lasts=1), rewards),
     ):
         assert not findings(planted(tmp_path / "probes.jsonl", healthy, min(every, 5)))
+
+
+def test_a_measurement_that_may_be_negative_is_drawn_with_all_its_rows(tmp_path: Path) -> None:
+    samples = both(drawn_otherwise("excess_surprisal", 0.0, -0.6), kl_of(GROWS[0]))
+    out = planted(tmp_path / "probes.jsonl", samples, every=5)
+    (_, moved) = finding_figure(read_recording(out), findings(out)[0]).figure.axes
+    assert (len(moved.lines[0].get_ydata()), moved.get_yscale()) == (STEPS // 5, "linear")
 
 
 def test_samples_that_weigh_less_and_less_are_no_alarm(tmp_path: Path) -> None:

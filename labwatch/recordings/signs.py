@@ -20,7 +20,7 @@ from lab.analysis.runaway import read_runaways
 from lab.analysis.spikes.trend import loss_spikes
 from lab.core import shipped
 from lab.core.windows import Numbers
-from labwatch.recordings.moves import TINY, USUAL, Move, moves_of
+from labwatch.recordings.moves import TINY, USUAL, Move, moves_of, usual_before
 from labwatch.recordings.recording import (
     DECAYS,
     MAX_NORM,
@@ -49,7 +49,7 @@ UNLIKE = 4.0
 SURE, LIKELIER = 3.0, 0.5
 # Weights have moved by more than their updates can if it is so many times what these explain; or fewer times, and so
 # many times what it is in the median part, since few rows leave a loose bound. The first updates are small.
-BEYOND_UPDATES, LESS_BEYOND, BEYOND_OTHERS, OF_FIRST, FEWEST_OTHERS = 3.0, 1.6, 2.5, 2.0, 3
+BEYOND_UPDATES, LESS_BEYOND, BEYOND_OTHERS, OF_FIRST, FEWEST_OTHERS = 3.0, 2.3, 2.5, 2.0, 3
 # What a block makes of its input, or its attention logits, change apart from the others if their logarithm changes by
 # so much more, and by so many times the median spread of the others. Logits smaller than the least are harmless.
 APART, LOGITS_APART, SPREADS, LEAST_LOGIT = 0.7, 2.0, 8.0, 1.0
@@ -835,15 +835,19 @@ def other_samples(read: Readings, name: str) -> Iterator[Sign]:
         elif grows:
             value_m = np.log(value_m)
     row_n = np.flatnonzero(np.isfinite(value_m))
-    for n in range(FEWEST_ROWS - 1, len(row_n)):
-        before_n = value_m[row_n[:n]]
-        usual = float(before_n.max() if grows else np.median(before_n[-USUAL:]))
-        apart_n = value_m[row_n[n : n + LASTS]] - usual
-        away = apart_n.min() if grows else max(apart_n.min(), -apart_n.max())
-        if row_n[n] > read.settled and away > least * (1 if grows else math.sqrt(LASTS / len(apart_n))):
-            row, end = int(row_n[n]), len(read.step_m)
-            value, usual = (math.exp(of) if grows else of for of in (float(value_m[row]), usual))
-            yield Sign("policy", row, moves=[Move(name, "", row, end, value, usual, math.nan)])
+    value_n = value_m[row_n]
+    if len(value_n) < FEWEST_ROWS:
+        return
+    usual_n = np.append(math.nan, np.maximum.accumulate(value_n)[:-1]) if grows else usual_before(value_n)
+    later_kn = np.array([np.append(value_n[k:], np.full(k, math.nan)) for k in range(LASTS)])
+    apart_kn = later_kn - usual_n
+    away_n = np.fmin.reduce(apart_kn) if grows else np.fmax(np.fmin.reduce(apart_kn), -np.fmax.reduce(apart_kn))
+    least_n = least if grows else least * np.sqrt(LASTS / np.isfinite(later_kn).sum(0))
+    for n in np.flatnonzero(away_n > least_n).tolist():
+        if row_n[n] > read.settled and n >= FEWEST_ROWS - 1:
+            row, own_n = int(row_n[n]), read.column(name)[row_n]
+            before = float(np.median(own_n[max(0, n - USUAL) : n]))
+            yield Sign("policy", row, moves=[Move(name, "", row, len(read.step_m), float(own_n[n]), before, math.nan)])
             return
 
 

@@ -148,16 +148,18 @@ def finding_figure(recording: Recording, finding: Finding) -> Sheet:
     losses.plot(recording.loss_step_n[shown_n], recording.loss_n[shown_n], color=style.INK, linewidth=1)
     losses.set_ylabel(LABELS["spike"]["axis"])
     keys, colours = list[Line2D](), iter(style.ARM_COLOURS[1:])
+    is_signed = any((recording.columns[quantity, place] < 0).any() for place in recording.places(quantity))
     for place in sorted(recording.places(quantity), key=finding.parts.__contains__):
         value_m = recording.columns[quantity, place]
-        shown_m = (step_m >= low) & (step_m <= high) & np.isfinite(value_m) & (value_m > 0)
+        shown_m = (step_m >= low) & (step_m <= high) & np.isfinite(value_m) & (is_signed | (value_m > 0))
         is_named = place in finding.parts
         look: dict[str, Any] = {"color": next(colours, style.INK) if is_named else OTHERS, "linewidth": 1 + is_named}
         moved.plot(step_m[shown_m], value_m[shown_m], marker=".", markersize=4, **look)
         if is_named:
             keys.append(Line2D([], [], label=place, **look))
     moved.set_ylabel(str(quantities().get(quantity, {"name": "learning rate"})["name"]))
-    scales.probe_axis(moved)
+    if not is_signed:
+        scales.probe_axis(moved)
     losses.tick_params(labelbottom=False)
     for axes in (losses, moved):
         axes.axvspan(since, finding.step, color=style.ARM_COLOURS[1], alpha=0.15)
