@@ -790,6 +790,17 @@ def test_code_that_changes_in_two_rows_is_said_from_the_first_on(at_last: str, i
     assert [(each.kind, each.parts, each.step) for each in found] == [("activations", ["block1"], AT)] * is_said
 
 
+@pytest.mark.parametrize(("before", "now", "is_said"), [([], ["linear"], False), (["linear"], [], True)])
+def test_a_block_that_is_added_is_no_alarm(before: list[str], now: list[str], is_said: bool, tmp_path: Path) -> None:
+    def change(row: Row, step: int) -> None:
+        if step in (0, AT):
+            names = before if step == 0 else now
+            row |= {"functions/block3": names, "code/block3": 1 + len(names)}
+
+    found = findings(planted(tmp_path / "probes.jsonl", change))
+    assert [(each.kind, each.parts, each.step) for each in found] == [("activations", ["block3"], AT)] * is_said
+
+
 @pytest.mark.parametrize(("then", "is_said"), [(0.25, False), (0.9, True), (-0.2, True)])
 def test_a_coefficient_of_the_loss_that_changes_little_is_no_alarm(then: float, is_said: bool, tmp_path: Path) -> None:
     def change(row: Row, step: int) -> None:

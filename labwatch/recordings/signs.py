@@ -554,8 +554,9 @@ def _other_calls(read: Readings, other_functions: Mapping[int, Collection[str]])
     """
     found = defaultdict[int, list[str]](list)
     for place in read.recording.places("code"):
-        row = _one_other(read.column("code", place))
-        if row is not None and place != OF_LOSS:
+        row, functions = _one_other(read.column("code", place)), read.recording.names.get(("functions", place), {})
+        is_added = row in functions and row == min(functions)  # a part that was not used until then
+        if row is not None and place != OF_LOSS and not is_added:
             found[row].append(place)
     reshaped = read.recording.names.get(("given", ""), {})
     for row, places in found.items():

@@ -146,7 +146,7 @@ def finding_figure(recording: Recording, finding: Finding) -> Sheet:
     moved = sheet.panel(1, 0, sharex=losses)
     shown_n = (recording.loss_step_n >= low) & (recording.loss_step_n <= high) & np.isfinite(recording.loss_n)
     losses.plot(recording.loss_step_n[shown_n], recording.loss_n[shown_n], color=style.INK, linewidth=1)
-    losses.set_ylabel(LABELS["spike"]["axis"])
+    losses.set_ylabel("loss" if recording.places("reward") else LABELS["spike"]["axis"])
     keys, colours = list[Line2D](), iter(style.ARM_COLOURS[1:])
     is_signed = any((recording.columns[quantity, place] < 0).any() for place in recording.places(quantity))
     for place in sorted(recording.places(quantity), key=finding.parts.__contains__):
@@ -165,7 +165,8 @@ def finding_figure(recording: Recording, finding: Finding) -> Sheet:
         axes.axvspan(since, finding.step, color=style.ARM_COLOURS[1], alpha=0.15)
         axes.axvline(finding.step, color=style.ARM_COLOURS[1], linewidth=1)
     moved.set_xlabel("step")
-    sheet.keys(("", [*keys, Line2D([], [], color=OTHERS, label="other parts" if keys else "each part")]))
+    if any(recording.places(quantity)):
+        sheet.keys(("", [*keys, Line2D([], [], color=OTHERS, label="other parts" if keys else "each part")]))
     return sheet
 
 
