@@ -1551,6 +1551,38 @@ def test_how_labels_are_made_from_tokens_is_measured(tmp_path: Path) -> None:
         assert row["label_loss"] == pytest.approx(loss, rel=1e-5)
 
 
+@pytest.mark.parametrize("is_measured", [True, False])
+def test_gradients_that_a_loop_takes_beside_those_of_the_update_do_not_count(is_measured: bool, tmp_path: Path) -> None:
+    """As for the noise scale, which compares batches of two sizes."""
+    model = built()
+    optimizer = torch.optim.AdamW(model.parameters())
+    recorder = lab.record(model, optimizer, out=tmp_path / "probes.jsonl")
+    loss = loss_of(model, batch(0))
+    loss.backward()
+    if is_measured:
+        torch.autograd.grad(loss_of(model, batch(1, rows=8)), list(model.parameters()))
+    optimizer.step()
+    recorder.step(loss)
+    (row,) = written(tmp_path / "probes.jsonl")[1:]
+    assert (row["loss_weight"], row["label_count"]) == (pytest.approx(1), 40)
+
+
+def test_a_head_of_a_single_number_has_no_labels(tmp_path: Path) -> None:
+    """As that of a reward model."""
+    model = built()
+    model.lm_head = nn.Linear(WIDTH, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    recorder = lab.record(model, optimizer, out=tmp_path / "probes.jsonl")
+    better, worse = model(batch(0))[:, -1].chunk(2)
+    loss = -F.logsigmoid(better - worse).mean()
+    loss.backward()
+    optimizer.step()
+    recorder.step(loss)
+    (row,) = written(tmp_path / "probes.jsonl")[1:]
+    assert all(np.isfinite(value) for value in row.values() if isinstance(value, float))
+    assert "loss_weight" not in row
+
+
 @pytest.mark.parametrize("temperature", [1.0, 4.0])
 def test_surprisal_and_weights_of_samples_are_those_of_the_tokens_that_teach(
     temperature: float, tmp_path: Path

@@ -140,6 +140,7 @@ class Measurement:
         settings.now[CLIPPING] = {MAX_NORM: math.inf}
         self.hooks.enter_context(CLIP.before(self._before_clipping))
         self.hooks.enter_context(BACKWARD.before(self._keep_loss))
+        self.hooks.enter_context(GRAD.before(lambda *_, **__: None))
         for optimizer in optimizers:
             self.hooks.callback(optimizer.register_step_pre_hook(self._begin_update).remove)
             self.hooks.callback(optimizer.register_step_post_hook(self._after_update).remove)
@@ -396,6 +397,8 @@ class Measurement:
         So it is negative at the label alone, and zero where no label counts. Of other losses nothing is known, nor of
         the labels of rows without gradients, so if these are most rows, how labels differ is not known either.
         """
+        if GRAD.running:
+            return
         of_samples_nv = gradient_nv
         is_climbed = (gradient_nv > 0).double().mean() < (gradient_nv < 0).double().mean()  # a loss with a wrong sign
         gradient_nv = torch.where(is_climbed, -gradient_nv, gradient_nv)
@@ -438,7 +441,8 @@ class Measurement:
             next_n = tokens.flatten().roll(-1)[at_n].clamp(0, logits_nv.shape[-1] - 1)
             self._measure_samples(next_n, has_next_n, probability_nv, logits_nv, of_samples_nv * share * count / scale)
         for name, value in measured.items():
-            self.tally.add(Key(name), torch.where(is_cross_entropy, value, math.nan))
+            is_known = is_cross_entropy & torch.as_tensor(value).isfinite()
+            self.tally.add(Key(name), torch.where(is_known, value, math.nan))
 
     def _measure_samples(
         self, next_n: Tensor, counts_n: Tensor, probability_nv: Tensor, logits_nv: Tensor, gradient_nv: Tensor
@@ -707,11 +711,16 @@ class Intercepted:
 
     def __init__(self, module: Any, name: str) -> None:
         self.module, self.name, self.acts = module, name, list[Callable[..., None]]()
+        self.running = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         for act in self.acts:
             act(*args, **kwargs)
-        return self.function(*args, **kwargs)
+        self.running += 1
+        try:
+            return self.function(*args, **kwargs)
+        finally:
+            self.running -= 1
 
     @contextmanager
     def before(self, act: Callable[..., None]) -> Iterator[None]:
@@ -729,8 +738,9 @@ class Intercepted:
 
 
 # Gradients are read before they are clipped, since one NaN would make all NaN, and the graph of the loss before the
-# backward pass, which frees the numbers in it.
+# backward pass, which frees the numbers in it. What ``grad`` returns is no gradient of the update.
 CLIP, BACKWARD = Intercepted(clip_grad, "_clip_grads_with_norm_"), Intercepted(torch.autograd, "backward")
+GRAD = Intercepted(torch.autograd, "grad")
 
 
 def _is_compiled(module: nn.Module) -> bool:

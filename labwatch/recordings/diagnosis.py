@@ -79,7 +79,7 @@ class Finding(NamedTuple):
 class Diagnosis(NamedTuple):
     """The findings of a recording, each an alarm, and the outcome of each check.
 
-    An outcome is ``alarm``, ``passed``, ``too few rows`` or ``not recorded``.
+    An outcome is ``alarm``, ``passed``, ``changed without harm``, ``too few rows`` or ``not recorded``.
     """
 
     findings: list[Finding]
@@ -97,6 +97,7 @@ def diagnose(recording: Recording) -> Diagnosis:
         sign
         for name, of_check in signs.items()
         for sign in of_check
+        if not sign.is_harmless
         if sign.row or not (name in AT_START or sign.kind in ("dead", "weights"))
     ]
     findings += [_first(read, rows, of_event) for rows, of_event in _events(read, later)]
@@ -115,7 +116,7 @@ AT_START = ("zero gradients", "initial weights", "initial logits")
 
 def _outcome(read: Readings, column: str, signs: Sequence[Sign]) -> str:
     if signs:
-        return "alarm"
+        return "changed without harm" if all(sign.is_harmless for sign in signs) else "alarm"
     values = [read.column(column, place) for place in read.recording.places(column)]
     rows = max((np.count_nonzero(np.isfinite(value_m)) for value_m in values), default=0)
     return "passed" if rows >= FEWEST_ROWS else "too few rows" if rows else "not recorded"

@@ -20,7 +20,7 @@ from lab.analysis.runaway import read_runaways
 from lab.analysis.spikes.trend import loss_spikes
 from lab.core import shipped
 from lab.core.windows import Numbers
-from labwatch.recordings.moves import TINY, USUAL, Move, moves_of, usual_before
+from labwatch.recordings.moves import TINY, USUAL, Move, moves_of
 from labwatch.recordings.recording import (
     DECAYS,
     MAX_NORM,
@@ -47,9 +47,8 @@ UNLIKE = 4.0
 # A model is sure of what it predicts if its output logits have this standard deviation. It has learned nothing if those
 # of labels lie by less than so many deviations above the others.
 SURE, LIKELIER = 3.0, 0.5
-# Weights have moved by more than their updates can if it is so many times what these explain; or fewer times, and so
-# many times what it is in the median part, since few rows leave a loose bound. The first updates are small.
-BEYOND_UPDATES, LESS_BEYOND, BEYOND_OTHERS, OF_FIRST, FEWEST_OTHERS = 3.0, 2.3, 2.5, 2.0, 3
+# Weights have moved by more than their updates can if it is so many times what these explain. The first are small.
+BEYOND_UPDATES, OF_FIRST = 3.0, 2.0
 # What a block makes of its input, or its attention logits, change apart from the others if their logarithm changes by
 # so much more, and by so many times the median spread of the others. Logits smaller than the least are harmless.
 APART, LOGITS_APART, SPREADS, LEAST_LOGIT = 0.7, 2.0, 8.0, 1.0
@@ -141,6 +140,7 @@ class Sign(NamedTuple):
         functions: of torch that are called no longer, or now.
         at: the step at which it began, if that is known and lies between rows.
         begins: of several parts of which gradients changed, it names the one from which the backward pass did so.
+        is_harmless: it is no alarm, since neither the loss nor gradients grew with it.
     """
 
     kind: str
@@ -153,6 +153,7 @@ class Sign(NamedTuple):
     functions: Sequence[str] = ()
     at: int | None = None
     begins: bool = False
+    is_harmless: bool = False
 
 
 class Rise(NamedTuple):
@@ -481,7 +482,8 @@ def other_functions(read: Readings) -> Iterator[Sign]:
         if what == "functions" and (change := _one_change(of_rows)):
             row, words = change
             found[row][place] = words
-    yield from _other_loss(read, found)
+    of_parts = {row for row, of in found.items() if {*of} - {OF_LOSS}}  # whose code what enters the loss follows
+    yield from _other_loss(read, found, of_parts)
     for row, of in found.items():
         if taken := {place: names for place in of if (names := [x for x in of[place] if x.startswith(TAKEN_OUT)])}:
             of = taken
@@ -492,7 +494,7 @@ def other_functions(read: Readings) -> Iterator[Sign]:
     yield from _other_calls(read, found)
 
 
-def _other_loss(read: Readings, found: Mapping[int, dict[str, list[str]]]) -> Iterator[Sign]:
+def _other_loss(read: Readings, found: Mapping[int, dict[str, list[str]]], of_parts: Collection[int]) -> Iterator[Sign]:
     """The code of the loss changed: what a policy is trained for, or what labels mean, or a factor of all gradients.
 
     Its functions are taken out of those that were found.
@@ -502,7 +504,7 @@ def _other_loss(read: Readings, found: Mapping[int, dict[str, list[str]]]) -> It
     if one_row is not None and one_row not in found:
         rows[one_row] = []
     for row, functions in rows.items():
-        if row != one_row and _differ_little(functions):
+        if row in of_parts or (row != one_row and _differ_little(functions)):
             continue
         move = Move("loss_code", "", row, row + 1, 1.0, 1.0, math.nan)
         calls = read.recording.names.get(("calls", OF_LOSS), {}).get(row, [])
@@ -512,7 +514,16 @@ def _other_loss(read: Readings, found: Mapping[int, dict[str, list[str]]]) -> It
             if any(sign.row == row for sign in no_longer_constant(read, name))
         }
         kind = "gradients" if changed == {"loss_weight"} else "policy" if read.is_of_rewards else "data"
-        yield Sign(kind, row, (), [move], functions=[*functions, *calls], is_exact=True)
+        functions = [*functions, *calls]
+        yield Sign(kind, row, (), [move], functions=functions, is_exact=True, is_harmless=_is_harmless(read, row))
+
+
+def _is_harmless(read: Readings, row: int) -> bool:
+    """Whether neither the loss nor gradients grew as the loss changed, as they need not where that is planned."""
+    norm_m = read.column("grad_norm")
+    before, after = (norm_m[max(0, row - LASTS) : row], norm_m[row : row + LASTS])
+    grew = read.rise_before(row) is not None or not np.median(after) < CONSTANT_CHANGE * np.median(before)
+    return not (grew or read.is_of_rewards)
 
 
 def _differ_little(functions: Sequence[str]) -> bool:
@@ -554,8 +565,8 @@ def _other_calls(read: Readings, other_functions: Mapping[int, Collection[str]])
     """
     found = defaultdict[int, list[str]](list)
     for place in read.recording.places("code"):
-        row, functions = _one_other(read.column("code", place)), read.recording.names.get(("functions", place), {})
-        is_added = row in functions and row == min(functions)  # a part that was not used until then
+        row, told = _one_other(read.column("code", place)), read.recording.names.get(("functions", place), {})
+        is_added = row in told and row == min(told)  # a part that was not used until then
         if row is not None and place != OF_LOSS and not is_added:
             found[row].append(place)
     reshaped = read.recording.names.get(("given", ""), {})
@@ -595,8 +606,8 @@ def written_buffers(read: Readings) -> Iterator[Sign]:
 
 def _kind_of_code(read: Readings, row: int, places: Collection[str], functions: Sequence[str]) -> str:
     """What changes with the functions of some parts: gradients alone, the head, the choice of experts, or attention."""
-    told = [name for name in functions if not name.endswith(NOT_USED)] or functions
-    if any("no part of the model" in name for name in told) or all(map(KEEPS_VALUES.search, told)):
+    told = [name for name in functions if not name.endswith(NOT_USED)]
+    if any("no part of the model" in name for name in told) or (told and all(map(KEEPS_VALUES.search, told))):
         return "gradients"
     gone, new = (
         {name.removeprefix(how) for name in told if name.startswith(how) and not CAST.search(name)}
@@ -651,17 +662,11 @@ def sure_untrained(read: Readings) -> Iterator[Sign]:
 
 def weights_beyond_updates(read: Readings) -> Iterator[Sign]:
     """Weights that are farther from where they were at the row before than all updates between can have moved them."""
-    places = read.recording.places("change_over_updates")
-    beyond_pm = np.array([read.column("change_over_updates", place) for place in places])
-    least_m = np.where(np.arange(len(read.step_m)) < 2, OF_FIRST, 1.0)
-    for place, beyond_m in zip(places, beyond_pm, strict=True):
-        others_pm = beyond_pm[[other != place for other in places]]
-        is_compared_m = np.isfinite(others_pm).sum(0) >= FEWEST_OTHERS
-        usual_m = np.nanmedian(np.where(is_compared_m, others_pm, math.inf), axis=0)
-        is_apart_m = beyond_m > least_m * np.maximum(LESS_BEYOND, BEYOND_OTHERS * usual_m)
-        row_n = np.flatnonzero(is_apart_m | (beyond_m > least_m * BEYOND_UPDATES))
-        if len(row_n):
-            row = int(row_n[0])
+    least_m = BEYOND_UPDATES * np.where(np.arange(len(read.step_m)) < 2, OF_FIRST, 1.0)
+    for place in read.recording.places("change_over_updates"):
+        beyond_m = read.column("change_over_updates", place)
+        if (beyond_m > least_m).any():
+            row = int(np.argmax(beyond_m > least_m))
             names = read.recording.names.get(("weight_moved", place), {}).get(row, [])
             move = Move("change_over_updates", place, row, row + 1, float(beyond_m[row]), 1.0, math.nan)
             yield Sign("weights", row, [place], [move], names, is_exact=True)
@@ -767,7 +772,9 @@ def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
     for row, moves in found.items():
         parts = [move.place for move in moves if move.place]
         kind = "data" if name == "row_share" and _counts_all(read, row) else known["kind"]
-        yield Sign(kind, row, [] if len(parts) == len(places) else parts, moves, is_exact=True)
+        harmless = "of_loss" in known and _is_harmless(read, row)
+        parts = [] if len(parts) == len(places) else parts
+        yield Sign(kind, row, parts, moves, is_exact=True, is_harmless=harmless)
     yield from moved(read, name) if "alarm" in known else ()
 
 
@@ -839,11 +846,15 @@ def other_samples(read: Readings, name: str) -> Iterator[Sign]:
     value_n = value_m[row_n]
     if len(value_n) < FEWEST_ROWS:
         return
-    usual_n = np.append(math.nan, np.maximum.accumulate(value_n)[:-1]) if grows else usual_before(value_n)
-    later_kn = np.array([np.append(value_n[k:], np.full(k, math.nan)) for k in range(LASTS)])
-    apart_kn = later_kn - usual_n
-    away_n = np.fmin.reduce(apart_kn) if grows else np.fmax(np.fmin.reduce(apart_kn), -np.fmax.reduce(apart_kn))
-    least_n = least if grows else least * np.sqrt(LASTS / np.isfinite(later_kn).sum(0))
+    later_kn = np.array([np.append(value_n, np.full(k, math.nan))[k:] for k in range(LASTS)])
+    if grows:
+        away_n = np.fmin.reduce(later_kn) - np.append(math.inf, np.maximum.accumulate(value_n)[:-1])
+        least_n = np.full(len(value_n), least)
+    else:
+        before_kn = np.array([np.append(np.full(k + 1, math.nan), value_n)[: len(value_n)] for k in range(USUAL)])
+        above_n = np.fmin.reduce(later_kn) - np.fmax.reduce(before_kn)
+        below_n = np.fmin.reduce(before_kn) - np.fmax.reduce(later_kn)
+        away_n, least_n = np.fmax(above_n, below_n), least * np.sqrt(LASTS / np.isfinite(later_kn).sum(0))
     for n in np.flatnonzero(away_n > least_n).tolist():
         if row_n[n] > read.settled and n >= FEWEST_ROWS - 1:
             row, own_n = int(row_n[n]), read.column(name)[row_n]

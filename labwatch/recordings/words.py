@@ -82,7 +82,7 @@ def checked(checks: Mapping[str, str]) -> str:
     """``24 checks: 21 passed, 2 too few rows (loss scale, ...), 1 alarm (...)``."""
     counts = Counter(checks.values())
     parts = [f"{counts['passed']} passed"] if counts["passed"] else []
-    for outcome in ("alarm", "too few rows", "not recorded"):
+    for outcome in ("alarm", "changed without harm", "too few rows", "not recorded"):
         if counts[outcome]:
             names = ", ".join(name for name, of in checks.items() if of == outcome)
             plural = "s" * (outcome == "alarm" and counts[outcome] != 1)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from lab.analysis.spikes.trend import FEWEST_ROWS, spikes_of_runs
 from lab.core import files
@@ -53,8 +54,8 @@ def find_alarms(
     Raises:
         RequestError: the path cannot be read.
     """
-    logs, notes = read_logs(path, mantissa_bits, columns, with_parts=True)
     is_recorded = is_recording(path)
+    logs, notes = read_logs(path, mantissa_bits, columns, with_parts=not is_recorded)
     short = [log for log in logs if len(log.step_n) < FEWEST_ROWS]
     notes += [f"{log.name}: {len(log.step_n)} rows show a large rise only; {FEWEST_ROWS} make a trend" for log in short]
     notes += [
@@ -67,17 +68,22 @@ def find_alarms(
     spikes = spikes_of_runs([(log.step_n, log.columns["loss"]) for log in logs])
     events = {log.name: detect(log, spans, levels) for log, spans in zip(logs, spikes, strict=True)}
     if is_recorded:
-        events = {name: list(unjudged(of_log)) for name, of_log in events.items()}
+        from labwatch.recordings.signs import FEWEST_STEPS
+
+        events = {log.name: list(unjudged(events[log.name], log.step_n[:FEWEST_STEPS])) for log in logs}
     else:
         for log in logs:
             _ask(log, events[log.name])
     return Found(logs, notes, events)
 
 
-def unjudged(events: Iterable[Event]) -> Iterator[Event]:
-    """The alarms of a recording as a log, without those that its own checks raise, which know what is harmless."""
+def unjudged(events: Iterable[Event], first_n: NDArray[np.int64]) -> Iterator[Event]:
+    """The alarms of a recording as a log, without those that its own checks raise, which know what is harmless.
+
+    And without the spikes of its first steps, in which everything changes.
+    """
     for event in events:
-        if event.kind not in JUDGED:
+        if event.kind not in JUDGED and not (event.kind == "spike" and event.step in first_n):
             yield event._replace(lead=None)
 
 
