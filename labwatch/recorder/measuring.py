@@ -453,7 +453,7 @@ class Measurement:
         missed_n = 1 - probability_nv.gather(-1, next_n[:, None])[:, 0]
         weight_n = -gradient_nv.gather(-1, next_n[:, None])[:, 0].double() / missed_n
         rest_nv = gradient_nv - weight_n[:, None] * probability_nv
-        rest_nv = rest_nv.scatter_add(-1, next_n[:, None], weight_n[:, None])
+        rest_nv.scatter_add_(-1, next_n[:, None], weight_n[:, None])
         is_exact_n = rest_nv.abs().sum(-1) <= ROUNDED * gradient_nv.abs().sum(-1)
         weight_n = torch.where((is_exact_n | ~counts_n).double().mean() > MOST_LABELS, weight_n, math.nan)
         known_n = counts_n & (missed_n > LEAST_MISSED)

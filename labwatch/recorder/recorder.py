@@ -33,15 +33,8 @@ from labwatch.recorder.tally import Key, Known, of_experts, of_places, of_whole
 LEAST_CHANGE, NAMED, BEYOND_ALL = 0.05, 2.0, 1e6
 # NaN if the loss is no cross-entropy.
 OF_LABELS = ["label_perplexity", "label_share", "label_count", "label_loss", "label_next", "label_same"]
-OF_LABELS += [
-    "row_share",
-    "loss_weight",
-    "label_gone",
-    "label_new",
-    "excess_surprisal",
-    "sample_weight",
-    "sample_weight_rms",
-]
+OF_LABELS += ["row_share", "loss_weight", "label_gone", "label_new"]
+OF_LABELS += ["excess_surprisal", "sample_weight", "sample_weight_rms"]
 OF_LOAD = (routing.expert_load_max, routing.expert_load_cv, routing.dead_experts)
 log = logging.getLogger("lab")
 
