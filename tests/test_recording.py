@@ -45,7 +45,7 @@ from labwatch.recorder.tally import Known, combined, of_whole
 from labwatch.recordings.diagnosis import diagnose
 from labwatch.recordings.following import GrowingRecording
 from labwatch.recordings.recording import read_recording
-from labwatch.recordings.signs import quantities
+from labwatch.recordings.signs import CHECKS, Readings, quantities
 from labwatch.recordings.words import sentence, what_moved
 from small import configs
 from test_engine import compiles
@@ -1134,13 +1134,6 @@ def test_a_loss_that_is_computed_in_another_way_is_told(kind: str, tmp_path: Pat
         loss = F.cross_entropy(logits, tokens[:, 1:].flatten())
         return loss.double() * (1 + scale * distance.double()) if kind == "double" else loss + scale * distance
 
-    backward = torch.autograd.backward
-    rows = run_with(model, tmp_path / "probes.jsonl", lambda step: None, loss)
-    assert torch.autograd.backward is backward
-    assert sum("functions/loss" in row for row in rows) == 1 + (kind in ("coefficient", "function"))
-    found = diagnose(read_recording(tmp_path / "probes.jsonl")).findings
-    is_said = kind not in ("same", "double")
-    assert [(each.kind, each.parts, each.since, each.step) for each in found] == [("data", [], 5, 10)] * is_said
     told = {
         "coefficient": ["no longer Mul(0.001)", "now Mul(0.5)"],
         "function": ["now Sqrt", "no longer Sub(Mean)", "now Sqrt(Mean)", "now Sub(Sqrt)"],
@@ -1150,7 +1143,20 @@ def test_a_loss_that_is_computed_in_another_way_is_told(kind: str, tmp_path: Pat
         ],
         "sign": ["no longer Sub(Mean)", "now Sub(data, Mean)"],
     }
-    assert [each.functions for each in found] == [told[kind] for _ in found]
+    backward = torch.autograd.backward
+    rows = run_with(model, tmp_path / "probes.jsonl", lambda step: None, loss)
+    assert torch.autograd.backward is backward
+    assert sum("functions/loss" in row for row in rows) == 1 + (kind in ("coefficient", "function"))
+    read = Readings(read_recording(tmp_path / "probes.jsonl"))
+    check, _ = CHECKS["functions that are called"]
+    signs, (found, checks) = [*check(read)], diagnose(read.recording)
+    outcomes = {"coefficient": "alarm", "same": "passed", "double": "passed"}  # since with that gradients grow
+    assert checks["functions that are called"] == outcomes.get(kind, "changed without harm")
+    assert [(sign.kind, sign.parts, read.step_m[sign.row]) for sign in signs] == [("data", (), 10)] * (kind in told)
+    assert [(each.kind, each.parts, each.since, each.step) for each in found] == [("data", [], 5, 10)] * (
+        kind == "coefficient"
+    )
+    assert [sign.functions for sign in signs] == [told[kind] for _ in signs]
     assert all("the loss is computed in another way" in what_moved(each) for each in found)
 
 
@@ -1469,8 +1475,9 @@ def test_a_loss_that_is_no_cross_entropy_any_more_is_told(mixes: bool, tmp_path:
     shares = {row["step"]: row["cross_entropy"] for row in rows if "cross_entropy" in row}
     assert shares[5] == 1
     assert shares[10] == (not mixes)
-    found = diagnose(read_recording(tmp_path / "probes.jsonl")).findings
-    assert [(each.kind, each.since, each.step) for each in found] == [("data", 5, 10)] * mixes
+    found, checks = diagnose(read_recording(tmp_path / "probes.jsonl"))
+    assert checks[quantities()["cross_entropy"]["name"]] == ("changed without harm" if mixes else "passed")
+    assert not found  # since the loss of an untrained model does not grow with that
 
 
 @pytest.mark.parametrize(("evaluates", "kinds"), [(True, ["data"]), (False, [])])
