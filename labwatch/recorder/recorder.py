@@ -26,7 +26,7 @@ from labwatch.recorder.kept_sizes import KeptSizes, Writes
 from labwatch.recorder.measuring import Measurement, Moment, Sampled
 from labwatch.recorder.parts import find_parts, plain
 from labwatch.recorder.settings import Settings
-from labwatch.recorder.tally import Key, Known, of_experts, of_places, of_whole
+from labwatch.recorder.tally import WEIGHTS_OF_LOSS, Key, Known, of_experts, of_places, of_whole
 
 # Weights are said to have moved by more than their updates if they changed by more than this share of their own size,
 # and named if that is so many times what the updates explain; where these explain nothing, the last number stands.
@@ -182,8 +182,9 @@ class Recorder:
         if known is None:
             self._end(measurement.fault or "another rank has failed, or measures something else")
             return
-        if distributed.is_joined() and (weight := known.get(Key("loss_weight"))):  # gradients are means over ranks
-            known[Key("loss_weight")] = weight._replace(value=weight.value / torch.distributed.get_world_size())
+        for key in map(Key, WEIGHTS_OF_LOSS) if distributed.is_joined() else ():  # gradients are means over ranks
+            if weight := known.get(key):
+                known[key] = weight._replace(value=weight.value / torch.distributed.get_world_size())
         rows: list[dict[str, Any]] = [{"step": int(key.piece), "loss": known.pop(key).value} for key in keys]
         for each in self._of_updates:
             each.add_to(rows)
