@@ -1566,12 +1566,15 @@ def test_gradients_that_a_loop_takes_beside_those_of_the_update_do_not_count(is_
     recorder = lab.record(model, optimizer, out=tmp_path / "probes.jsonl")
     loss = loss_of(model, batch(0))
     loss.backward()
+    for weight in model.layers[1].parameters():
+        weight.grad.mul_(3)
     if is_measured:
         torch.autograd.grad(loss_of(model, batch(1, rows=8)), list(model.parameters()))
     optimizer.step()
     recorder.step(loss)
     (row,) = written(tmp_path / "probes.jsonl")[1:]
     assert (row["loss_weight"], row["label_count"]) == (pytest.approx(1), 40)
+    assert row["grad_edit/block1"] == pytest.approx(3)
 
 
 def test_a_head_of_a_single_number_has_no_labels(tmp_path: Path) -> None:

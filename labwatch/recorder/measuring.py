@@ -509,7 +509,7 @@ class Measurement:
                 x.register_hook(lambda _: self._queue())  # type: ignore[no-untyped-call]
 
     def _queue(self) -> None:
-        if not self.is_queued:  # once more from within, to come after what averages gradients over ranks
+        if not (self.is_queued or GRAD.running):  # once more from within, to come after what averages over ranks
             self.is_queued = True
             if not self.has_begun:
                 self._keep_gradients("left")
