@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -545,6 +545,28 @@ def with_gradients(optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str,
                 yield group, weight
 
 
+class OwnOptimizer(torch.optim.Optimizer):
+    """An optimizer with a rate, weight decay, and settings of its own."""
+
+    own: ClassVar[dict[str, Any]] = {"betas": (0.9, 0.95), "eps": 1e-8}
+
+    def __init__(self, weights: Iterable[Tensor], lr: float, weight_decay: float = 0.0) -> None:
+        super().__init__(weights, {"lr": lr, "weight_decay": weight_decay, **self.own})
+
+
+def adam_direction(state: dict[str, Any], gradient: Tensor, group: Mapping[str, Any]) -> Tensor:
+    """The update of Adam over the rate, of moments in the state (Kingma and Ba 2014, arXiv:1412.6980)."""
+    beta1, beta2 = group["betas"]
+    if "step" not in state:
+        state |= {"step": 0, "exp_avg": torch.zeros_like(gradient), "exp_avg_sq": torch.zeros_like(gradient)}
+    state["step"] += 1
+    state["exp_avg"].lerp_(gradient, 1 - beta1)
+    state["exp_avg_sq"].lerp_(gradient.square(), 1 - beta2)
+    root = (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt() + group["eps"]
+    direction: Tensor = state["exp_avg"] / (1 - beta1 ** state["step"]) / root
+    return direction
+
+
 class Lion(torch.optim.Optimizer):
     """The sign of momentum (Chen et al. 2023, arXiv:2302.06675)."""
 
@@ -561,12 +583,10 @@ class Lion(torch.optim.Optimizer):
             momentum.lerp_(weight.grad, 1 - beta2)
 
 
-class AdEMAMix(torch.optim.Optimizer):
+class AdEMAMix(OwnOptimizer):
     """Adam with a second, slower average of gradients (Pagliardini et al. 2024, arXiv:2409.03137)."""
 
-    def __init__(self, weights: Iterable[Tensor], lr: float, weight_decay: float = 0.0) -> None:
-        own = {"betas": (0.9, 0.95, 0.99), "alpha": 2.0, "eps": 1e-8}
-        super().__init__(weights, {"lr": lr, "weight_decay": weight_decay, **own})
+    own: ClassVar[dict[str, Any]] = {"betas": (0.9, 0.95, 0.99), "alpha": 2.0, "eps": 1e-8}
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -609,12 +629,8 @@ class Shampoo(torch.optim.Optimizer):
             weight.sub_(state["momentum"].view_as(weight), alpha=group["lr"])
 
 
-class ScheduleFree(torch.optim.Optimizer):
+class ScheduleFree(OwnOptimizer):
     """AdamW on weights between fast ones and their average (Defazio et al. 2024, arXiv:2405.15682)."""
-
-    def __init__(self, weights: Iterable[Tensor], lr: float, weight_decay: float = 0.0) -> None:
-        own = {"betas": (0.9, 0.95), "eps": 1e-8}
-        super().__init__(weights, {"lr": lr, "weight_decay": weight_decay, **own})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -633,35 +649,23 @@ class ScheduleFree(torch.optim.Optimizer):
             weight.copy_(state["fast"].lerp(average, beta1))
 
 
-class Lamb(torch.optim.Optimizer):
+class Lamb(OwnOptimizer):
     """Adam with updates that are as large as the weights, times the rate (You et al. 2020, arXiv:1904.00962)."""
 
-    def __init__(self, weights: Iterable[Tensor], lr: float, weight_decay: float = 0.0) -> None:
-        own = {"betas": (0.9, 0.95), "eps": 1e-6}
-        super().__init__(weights, {"lr": lr, "weight_decay": weight_decay, **own})
+    own: ClassVar[dict[str, Any]] = {"betas": (0.9, 0.95), "eps": 1e-6}
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group, weight in with_gradients(self):
-            beta1, beta2 = group["betas"]
-            state = self.state[weight]
-            if not state:
-                state |= {"step": 0, "exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
-            state["step"] += 1
-            state["exp_avg"].lerp_(weight.grad, 1 - beta1)
-            state["exp_avg_sq"].lerp_(weight.grad.square(), 1 - beta2)
-            root = (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt() + group["eps"]
-            update = state["exp_avg"] / (1 - beta1 ** state["step"]) / root + group["weight_decay"] * weight
+            update = adam_direction(self.state[weight], weight.grad, group) + group["weight_decay"] * weight
             trust = weight.norm() / update.norm()
             weight.sub_(torch.where((trust > 0) & trust.isfinite(), trust, 1.0) * update, alpha=group["lr"])
 
 
-class Adan(torch.optim.Optimizer):
+class Adan(OwnOptimizer):
     """Adam with an average of the differences of gradients (Xie et al. 2022, arXiv:2208.06677)."""
 
-    def __init__(self, weights: Iterable[Tensor], lr: float, weight_decay: float = 0.0) -> None:
-        own = {"betas": (0.9, 0.9, 0.95), "eps": 1e-8}
-        super().__init__(weights, {"lr": lr, "weight_decay": weight_decay, **own})
+    own: ClassVar[dict[str, Any]] = {"betas": (0.9, 0.9, 0.95), "eps": 1e-8}
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -683,12 +687,8 @@ class Adan(torch.optim.Optimizer):
             weight.sub_(average / root, alpha=group["lr"]).div_(1 + group["lr"] * group["weight_decay"])
 
 
-class Soap(torch.optim.Optimizer):
+class Soap(OwnOptimizer):
     """Adam in bases in which averages of products of gradients are diagonal (Vyas et al. 2024, arXiv:2409.11321)."""
-
-    def __init__(self, weights: Iterable[Tensor], lr: float, weight_decay: float = 0.0) -> None:
-        own = {"betas": (0.9, 0.95), "eps": 1e-8}
-        super().__init__(weights, {"lr": lr, "weight_decay": weight_decay, **own})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -714,37 +714,26 @@ class Soap(torch.optim.Optimizer):
             weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update.view_as(weight), alpha=group["lr"])
 
 
-class Cautious(torch.optim.Optimizer):
+class Cautious(OwnOptimizer):
     """AdamW without those updates that disagree with the gradient (Liang et al. 2024, arXiv:2411.16085)."""
 
     def __init__(self, weights: Iterable[Tensor], lr: float, weight_decay: float = 0.0) -> None:
-        own = {"betas": (0.9, 0.95), "eps": 1e-8}
-        super().__init__(weights, {"lr": lr, "weight_decay": weight_decay, **own})
+        super().__init__(weights, lr, weight_decay)
         self.agrees: Callable[[Tensor], Tensor] = lambda product: product > 0
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group, weight in with_gradients(self):
-            beta1, beta2 = group["betas"]
-            state = self.state[weight]
-            if not state:
-                state |= {"step": 0, "exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
-            state["step"] += 1
-            state["exp_avg"].lerp_(weight.grad, 1 - beta1)
-            state["exp_avg_sq"].lerp_(weight.grad.square(), 1 - beta2)
-            root = (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt() + group["eps"]
-            update = state["exp_avg"] / (1 - beta1 ** state["step"]) / root
+            update = adam_direction(self.state[weight], weight.grad, group)
             is_kept = self.agrees(update * weight.grad).float()
             update *= is_kept / is_kept.mean().clamp(min=1e-3)
             weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=group["lr"])
 
 
-class GaLore(torch.optim.Optimizer):
+class GaLore(OwnOptimizer):
     """Adam in a few directions of a matrix, which are renewed every 20 steps (Zhao et al. 2024, arXiv:2403.03507)."""
 
-    def __init__(self, weights: Iterable[Tensor], lr: float, weight_decay: float = 0.0) -> None:
-        own = {"betas": (0.9, 0.95), "eps": 1e-8, "rank": 8}
-        super().__init__(weights, {"lr": lr, "weight_decay": weight_decay, **own})
+    own: ClassVar[dict[str, Any]] = {"betas": (0.9, 0.95), "eps": 1e-8, "rank": 8}
 
     def basis(self, gradient: Tensor) -> Tensor:
         return torch.linalg.svd(gradient, full_matrices=False).U
@@ -752,19 +741,12 @@ class GaLore(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group, weight in with_gradients(self):
-            beta1, beta2 = group["betas"]
             state, gradient = self.state[weight], weight.grad.flatten(1) if weight.ndim > 1 else weight.grad
             if weight.ndim > 1:
                 if state.get("step", 0) % 20 == 0:
                     state["basis"] = self.basis(gradient)[:, : group["rank"]]
                 gradient = state["basis"].T @ gradient
-            if "step" not in state:
-                state |= {"step": 0, "exp_avg": torch.zeros_like(gradient), "exp_avg_sq": torch.zeros_like(gradient)}
-            state["step"] += 1
-            state["exp_avg"].lerp_(gradient, 1 - beta1)
-            state["exp_avg_sq"].lerp_(gradient.square(), 1 - beta2)
-            root = (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt() + group["eps"]
-            update = state["exp_avg"] / (1 - beta1 ** state["step"]) / root
+            update = adam_direction(state, gradient, group)
             if weight.ndim > 1:
                 update = state["basis"] @ update
             weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update.view_as(weight), alpha=group["lr"])

@@ -415,13 +415,7 @@ class Measurement:
         probability_nv = logits_nv.double().softmax(-1)
         missed_n = 1 - probability_nv.gather(-1, label_n[:, None])[:, 0]
         size_n = gradient_nv.double().abs().sum(-1)
-        exact_nv = (
-            size_n[:, None]
-            / 2
-            / missed_n[:, None]
-            * probability_nv.scatter_add(-1, label_n[:, None], -torch.ones_like(missed_n)[:, None])
-        )
-        is_exact_n = (gradient_nv - exact_nv).abs().sum(-1) < ROUNDED * size_n
+        is_exact_n = _is_of_tokens(gradient_nv, probability_nv, label_n, size_n / 2 / missed_n)
         self.tally.add(Key("cross_entropy"), (is_exact_n | ~counts_n).double().mean())
         weight = size_n.sum() / 2 / torch.where(counts_n, missed_n, 0.0).sum() * share * count
         weight = torch.where(is_climbed, -weight, weight)
@@ -441,7 +435,7 @@ class Measurement:
             next_n = tokens.flatten().roll(-1)[at_n].clamp(0, logits_nv.shape[-1] - 1)
             self._measure_samples(next_n, has_next_n, probability_nv, logits_nv, of_samples_nv * share * count / scale)
         for name, value in measured.items():
-            is_known = is_cross_entropy & torch.as_tensor(value).isfinite()
+            is_known = is_cross_entropy & value.isfinite()
             self.tally.add(Key(name), torch.where(is_known, value, math.nan))
 
     def _measure_samples(
@@ -452,9 +446,7 @@ class Measurement:
         excess_n = surprisal_n - torch.special.entr(probability_nv).sum(-1)
         missed_n = 1 - probability_nv.gather(-1, next_n[:, None])[:, 0]
         weight_n = -gradient_nv.gather(-1, next_n[:, None])[:, 0].double() / missed_n
-        rest_nv = gradient_nv - weight_n[:, None] * probability_nv
-        rest_nv.scatter_add_(-1, next_n[:, None], weight_n[:, None])
-        is_exact_n = rest_nv.abs().sum(-1) <= ROUNDED * gradient_nv.abs().sum(-1)
+        is_exact_n = _is_of_tokens(gradient_nv, probability_nv, next_n, weight_n)
         weight_n = torch.where((is_exact_n | ~counts_n).double().mean() > MOST_LABELS, weight_n, math.nan)
         known_n = counts_n & (missed_n > LEAST_MISSED)
         mean, mean_square = (torch.where(known_n, x_n, 0.0).sum() / known_n.sum() for x_n in (weight_n, weight_n**2))
@@ -509,7 +501,9 @@ class Measurement:
                 x.register_hook(lambda _: self._queue())  # type: ignore[no-untyped-call]
 
     def _queue(self) -> None:
-        if not (self.is_queued or GRAD.running):  # once more from within, to come after what averages over ranks
+        if (
+            not self.is_queued and not GRAD.running
+        ):  # once more from within, to come after what averages gradients over ranks
             self.is_queued = True
             if not self.has_begun:
                 self._keep_gradients("left")
@@ -795,6 +789,13 @@ def _counts(token: Tensor, vocabulary: int, counts: Tensor | None = None) -> Ten
     ones = torch.ones_like(token, dtype=torch.float64) if counts is None else counts.double()
     count_v = torch.zeros(vocabulary, dtype=torch.float64, device=token.device)
     return count_v.scatter_add_(0, token.flatten().clamp(0, vocabulary - 1), ones.flatten())
+
+
+def _is_of_tokens(gradient_nv: Tensor, probability_nv: Tensor, token_n: Tensor, weight_n: Tensor) -> Tensor:
+    """Whether a gradient at logits is ``weight * (p - token)``, but for rounding."""
+    rest_nv = gradient_nv - weight_n[:, None] * probability_nv
+    rest_nv.scatter_add_(-1, token_n[:, None], weight_n[:, None])
+    return rest_nv.abs().sum(-1) < ROUNDED * gradient_nv.double().abs().sum(-1)
 
 
 def _perplexity(count_v: Tensor) -> Tensor:

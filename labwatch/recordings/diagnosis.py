@@ -28,8 +28,10 @@ APART = 2.0
 ALIKE = math.log(2)  # by which gradients of a part must have changed to have moved with those of another
 LOSS = "loss"
 # All that a pass measures may follow from these; in reinforcement learning they are of what the policy itself sampled.
-OF_BATCH = ("input_rms", "token_perplexity", "label_perplexity", "label_count", "distinct_rows", "cross_entropy")
-OF_TOKENS = ("token_gone", "token_new", "label_gone", "label_new")  # and so are these
+OF_BATCH = (
+    *("input_rms", "token_perplexity", "label_perplexity", "label_count", "distinct_rows", "cross_entropy"),
+    *("token_gone", "token_new", "label_gone", "label_new"),
+)
 OF_EDITS = ("grad_edit", "grad_signs", "grad_left")  # what loops do to gradients
 OF_PASS = ("activations", "attention", "router", "output_logits", "gradients", "optimizer")
 
@@ -89,7 +91,7 @@ class Diagnosis(NamedTuple):
 def diagnose(recording: Recording) -> Diagnosis:
     """What left its usual values in a recording, and where each such event began."""
     read = Readings(recording)
-    others = (LOSS, *OF_BATCH, *OF_TOKENS) if read.is_of_rewards else OF_SAMPLES  # which mean little here
+    others = (LOSS, *OF_BATCH) if read.is_of_rewards else OF_SAMPLES  # which mean little here
     checks = {name: of for name, of in CHECKS.items() if of[1] not in others}
     signs = {name: list(check(read)) if len(read.step_m) else [] for name, (check, _) in checks.items()}
     findings = [_finding(read, [sign], range(1)) for name in AT_START for sign in signs[name] if sign.row == 0]
@@ -179,10 +181,9 @@ def _finding(read: Readings, signs: Sequence[Sign], rows: range) -> Finding:
     if not read.rises:
         chosen = [sign for sign in chosen if sign.begins] or chosen
     if kind == "gradients" and not any(sign.is_exact or sign.begins for sign in chosen):  # others moved, in more noise
-        changes_of = [read.change("grad_rms", part, row) for part in read.recording.places("grad_rms")]
         named = {part for sign in chosen for part in sign.parts}
-        rest = [move for move in changes_of if move.place not in named and abs(move.change) > ALIKE]
-        chosen += [Sign(kind, row, [move.place], [move]) for move in rest if math.isfinite(move.change)]
+        alike = [read.change("grad_rms", part, row) for part in read.recording.places("grad_rms") if part not in named]
+        chosen += [Sign(kind, row, [move.place], [move]) for move in alike if ALIKE < abs(move.change) < math.inf]
     deciding = sorted((move for sign in chosen for move in sign.moves), key=lambda move: -abs(move.change))
     rest = [move for moves in read.moves.values() for move in moves if move.row in rows and move not in deciding]
     rest.sort(key=lambda move: (move.row, -abs(move.change)))

@@ -482,8 +482,7 @@ def other_functions(read: Readings) -> Iterator[Sign]:
         if what == "functions" and (change := _one_change(of_rows)):
             row, words = change
             found[row][place] = words
-    of_parts = {row for row, of in found.items() if {*of} - {OF_LOSS}}  # whose code what enters the loss follows
-    yield from _other_loss(read, found, of_parts)
+    yield from _other_loss(read, found)
     for row, of in found.items():
         if taken := {place: names for place in of if (names := [x for x in of[place] if x.startswith(TAKEN_OUT)])}:
             of = taken
@@ -494,7 +493,7 @@ def other_functions(read: Readings) -> Iterator[Sign]:
     yield from _other_calls(read, found)
 
 
-def _other_loss(read: Readings, found: Mapping[int, dict[str, list[str]]], of_parts: Collection[int]) -> Iterator[Sign]:
+def _other_loss(read: Readings, found: Mapping[int, dict[str, list[str]]]) -> Iterator[Sign]:
     """The code of the loss changed: what a policy is trained for, or what labels mean, or a factor of all gradients.
 
     Its functions are taken out of those that were found.
@@ -504,7 +503,9 @@ def _other_loss(read: Readings, found: Mapping[int, dict[str, list[str]]], of_pa
     if one_row is not None and one_row not in found:
         rows[one_row] = []
     for row, functions in rows.items():
-        if row in of_parts or (row != one_row and _differ_little(functions)):
+        if found.get(row) or (
+            row != one_row and _differ_little(functions)
+        ):  # it follows code of parts, or hardly changed
             continue
         move = Move("loss_code", "", row, row + 1, 1.0, 1.0, math.nan)
         calls = read.recording.names.get(("calls", OF_LOSS), {}).get(row, [])
@@ -536,22 +537,25 @@ def _differ_little(functions: Sequence[str]) -> bool:
     return without[0] == without[1] and all(_factor(a / b if b else math.inf) < CONSTANT_CHANGE for a, b in pairs)
 
 
+def _changes_once(rows: Sequence[int]) -> bool:
+    """Whether code that changed in these rows did so once, or once more in the next row, and not among the first."""
+    return bool(rows) and rows[-1] <= rows[0] + 1 and rows[0] >= FEWEST_ROWS - 1
+
+
 def _one_other(code_m: Numbers) -> int | None:
-    """The row in which a number that is written where it changes did so once, or once more in the next row."""
+    """The row in which a number that is written where it changes did so."""
     row_n = np.flatnonzero(np.isfinite(code_m))
     changed = [int(row) for before, row in pairwise(row_n) if code_m[before] != code_m[row]]
-    if not changed or changed[-1] > changed[0] + 1 or changed[0] < FEWEST_ROWS - 1:
-        return None
-    return changed[0] if code_m[row_n[0]] != code_m[row_n[-1]] else None
+    return changed[0] if _changes_once(changed) and code_m[row_n[0]] != code_m[row_n[-1]] else None
 
 
 def _one_change(of_rows: Mapping[int, Sequence[str]]) -> tuple[int, list[str]] | None:
-    """The row in which a list that is written where it changes did so, as above, and what is gone and new, in words."""
+    """The row in which a list that is written where it changes did so, and what is gone and new, in words."""
     told = [(row, {*names}) for row, names in sorted(of_rows.items())]
     changes = [(row, before, now) for (_, before), (row, now) in pairwise(told) if before != now]
-    if not changes or changes[-1][0] > changes[0][0] + 1 or changes[0][0] < FEWEST_ROWS - 1:
+    if not _changes_once([row for row, *_ in changes]):
         return None
-    row, before, now = changes[0][0], changes[0][1], changes[-1][2]
+    (row, before, _), (*_, now) = changes[0], changes[-1]
     if before == now:
         return None
     gone, new = sorted(before - now), sorted(now - before)
