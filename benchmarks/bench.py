@@ -41,9 +41,9 @@ slows a round.
 
 Each side uses as many threads or processes as its name says. For (b) to (d) with one model at a time, the table shows
 the best of all settings that were tried: a thread per core, and (c) in AMP above width 64. Every side has the lab's
-allocator setting, and the JAX sides have huge pages; JAX multiplies in bf16. Sides (a) to (e) train one model per
-process; (f) trains {runs(32)} at once, or {runs(256)} at width 256. The lab runs one single-threaded process per core,
-each with a fleet as large as (f)'s, with probes at their default interval and evaluation included.
+allocator setting and huge pages, as the jobs of a sweep have; JAX multiplies in bf16. Sides (a) to (e) train one model
+per process; (f) trains {runs(32)} at once, or {runs(256)} at width 256. The lab runs one single-threaded process per
+core, each with a fleet as large as (f)'s, with probes at their default interval and evaluation included.
 """
 TARGETS = """\
 Above 1 the lab is faster. "plain" is the best of (a), "best peer" the best of (b), (c), (e) and (f), and "tuned" the

@@ -74,9 +74,7 @@ class RunningSide:
 
     def __init__(self, side: Side, width: int) -> None:
         command = [sys.executable, __file__, side.kind, str(width), str(side.threads), *side.options]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(side.threads)}
-        if side.kind == "jax":  # huge pages make it faster
-            environment["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
+        environment = {**os.environ, "OMP_NUM_THREADS": str(side.threads), "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
         pipe = subprocess.PIPE
         # one after the other, so that the second finds the code compiled by the first
         self.workers = []

@@ -101,12 +101,14 @@ def distances(
     *,
     depth: int = 1,
     heads: int = 2,
+    head_width: int = 4,
     qk_layernorm: bool = True,
     engine: type[Eager] = Eager,
 ) -> Iterator[float]:
     """For each run the largest distance of logits, loss or a gradient from the reference, which is in float64."""
     interventions = changes("qk_layernorm") if qk_layernorm else {}
-    sizes: dict[str, Any] = {"width": 4 * heads, "depth": depth, "changes": interventions}
+    shape = {"width": head_width * heads, "depth": depth, "head_width": head_width}
+    sizes: dict[str, Any] = {**shape, "changes": interventions}
     made = stir(model(*SEEDS, **sizes, dtype=torch.float32, operands=torch.bfloat16))
     rows_rbt = tokens(*SEEDS)
     terms = {"z_loss": ZLoss(torch.full((len(SEEDS),), Z_COEFFICIENT))}
@@ -131,6 +133,12 @@ def median(values: Iterator[float]) -> float:
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_bf16_is_the_reference_with_products_rounded(depth: int, heads: int, qk_layernorm: bool) -> None:
     assert median(distances(rounding(), depth=depth, heads=heads, qk_layernorm=qk_layernorm)) < SAME
+
+
+@pytest.mark.parametrize("qk_layernorm", [False, True], ids=["bare", "qk_layernorm"])
+def test_whole_vectors_are_rounded_in_the_same_places(qk_layernorm: bool) -> None:
+    """Kernels compute with these."""
+    assert median(distances(rounding(), head_width=16, qk_layernorm=qk_layernorm)) < SAME
 
 
 @pytest.mark.parametrize("has_bf16_units", [True, False])

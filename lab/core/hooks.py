@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -52,6 +52,12 @@ def is_listening() -> bool:
     return _callback.get() is not None
 
 
+def is_heard(kind: str) -> bool:
+    """Whether anybody may listen to announcements of this kind; only callbacks that ``measures`` some say so."""
+    callback = _callback.get()
+    return callback is not None and getattr(callback, "measures", lambda _: True)(kind)
+
+
 @contextmanager
 def listening(callback: Callback | None) -> Iterator[None]:
     """Call ``callback(kind, where, *values)`` on every announcement within the block; ``None`` mutes them."""
@@ -63,20 +69,30 @@ def listening(callback: Callback | None) -> Iterator[None]:
 
 
 @contextmanager
-def listening_too(callback: Callback | None) -> Iterator[None]:
-    """As ``listening``, besides the callback that is called already; ``None`` changes nothing."""
-    outer = _callback.get()
-    if callback is None:
+def listening_too(callback: Callback, kinds: Collection[str]) -> Iterator[None]:
+    """As ``listening``, to these kinds alone, besides the callback that is called already."""
+    if not kinds:
         yield
         return
-
-    def both(kind: str, where: str, *values: Any) -> None:
-        callback(kind, where, *values)
-        if outer is not None:
-            outer(kind, where, *values)
-
-    with listening(both):
+    with listening(_Both(callback, kinds, _callback.get())):
         yield
+
+
+class _Both:
+    """Calls a callback on announcements of some kinds, and another on all."""
+
+    def __init__(self, callback: Callback, kinds: Collection[str], outer: Callback | None) -> None:
+        self.callback, self.kinds, self.outer = callback, kinds, outer
+
+    def __call__(self, kind: str, where: str, *values: Any) -> None:
+        if kind in self.kinds:
+            self.callback(kind, where, *values)
+        if self.outer is not None:
+            self.outer(kind, where, *values)
+
+    def measures(self, kind: str) -> bool:
+        with listening(self.outer):
+            return kind in self.kinds or is_heard(kind)
 
 
 @contextmanager
@@ -84,11 +100,10 @@ def collecting(kind: str) -> Iterator[dict[str, Any]]:
     """Yield the first value of each announcement of this kind within the block, by hook point."""
     values: dict[str, Any] = {}
 
-    def collect(announced: str, where: str, *announced_values: Any) -> None:
-        if announced == kind:
-            values[where] = announced_values[0]
+    def collect(_: str, where: str, *announced: Any) -> None:
+        values[where] = announced[0]
 
-    with listening_too(collect):
+    with listening_too(collect, (kind,)):
         yield values
 
 

@@ -8,7 +8,9 @@ import math
 import multiprocessing
 import os
 import platform
+import shutil
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +18,7 @@ from contextlib import contextmanager, suppress
 from hashlib import sha256
 from multiprocessing.context import BaseContext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 # Entries of a product of two unit normal 64 x 64 matrices are wrong by 1e-5 at most in fp32, by 0.1 in bf16.
@@ -75,6 +78,8 @@ def multiplies_bf16() -> bool:
     return bool(has_onednn and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+# How C++ is built for the processor at hand; its warnings are for those who change it.
+BUILD = ("-O3", "-funroll-loops", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-w", "-shared", "-fPIC")
 # glibc's option numbers for mallopt(3), and the values to set.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 KEEP, PAD = 2_000_000_000, 64 * 2**20
@@ -87,13 +92,41 @@ def configure_process() -> None:
     configure_allocator()
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # otherwise MKL's bits depend on a matrix's address
     with suppress(OSError, RuntimeError):  # no home folder that can be written: torch uses a temporary cache
-        compiled = cache_folder() / "compiled"
+        cache = compiled_folder()
         given = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-        if not given or Path(given).parent == compiled:  # as of the machine that submitted this job
-            cache = compiled / _instruction_sets()
+        if not given or Path(given).parent == cache.parent:  # as of the machine that submitted this job
             cache.mkdir(parents=True, exist_ok=True)
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # jobs are processes already
+
+
+def compiled_folder() -> Path:
+    """The folder for code that is compiled for this machine.
+
+    Raises:
+        RuntimeError: there is no home folder.
+    """
+    return cache_folder() / "compiled" / _instruction_sets()
+
+
+def compiler() -> str | None:
+    """The C++ compiler of this machine, if there is one: ``CXX``, else g++ or clang++."""
+    return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+
+
+def compiled_library(source: Path) -> Any:
+    """The functions of a file in C++, built once per machine; None where there is no compiler, or it fails."""
+    path = compiled_folder() / f"{source.stem}-{sha256(source.read_bytes()).hexdigest()[:8]}.so"
+    try:
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(dir=path.parent) as folder:  # another process may build it, too
+                built = Path(folder) / path.name
+                subprocess.run([compiler() or "", *BUILD, source, "-o", built], check=True, capture_output=True)
+                built.replace(path)
+        return ctypes.CDLL(str(path))
+    except (OSError, RuntimeError, subprocess.CalledProcessError):
+        return None
 
 
 def _instruction_sets() -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 from lab.core.axes import mean_over_tokens
 from lab.core.hooks import LossTerm, Predictions, announce
 from lab.core.routing import Routes
+from lab.model import kernels
 
 IGNORED = -1  # a target that counts neither in the cross-entropy nor in any term
 
@@ -77,7 +78,13 @@ def losses(
         Loss ``[r]`` and cross-entropy ``[r]``, in nats per token.
     """
     counted_rbt = targets_rbt != IGNORED
-    cross_entropy_rbt, log_z_rbt = TokenLoss.apply(logits_rbtv, targets_rbt)  # type: ignore[no-untyped-call]
+    if kernels.can_take(logits_rbtv) and not any("logits_rbtv" in term.uses for term in terms.values()):
+        of_tokens = kernels.TokenLoss.apply(logits_rbtv.flatten(0, 2), targets_rbt.flatten())  # type: ignore
+        cross_entropy_rbt, log_z_rbt = (value_n.view(targets_rbt.shape) for value_n in of_tokens)
+    else:
+        if logits_rbtv.dtype is torch.bfloat16:
+            logits_rbtv = logits_rbtv.float()
+        cross_entropy_rbt, log_z_rbt = TokenLoss.apply(logits_rbtv, targets_rbt)  # type: ignore[no-untyped-call]
     cross_entropy_r = mean_over_tokens(cross_entropy_rbt, counted_rbt)
     announce("log_z", "", log_z_rbt, counted_rbt)
     announce("train_loss", "", cross_entropy_r)

@@ -14,8 +14,9 @@ from einops import rearrange, repeat
 from torch import Tensor, nn
 
 from lab.core.distributed import copy_whole
-from lab.core.hooks import HookIntervention, HookPoint, announce, attach
+from lab.core.hooks import HookIntervention, HookPoint, announce, attach, is_heard
 from lab.core.roles import Role
+from lab.model import kernels
 from lab.model.config import ModelConfig
 from lab.model.layers import Embedding, Layer, LayerNorm, Linear, Operands, draw, gelu, product, rounding_at
 from lab.model.low_precision import LowPrecision
@@ -23,6 +24,7 @@ from lab.model.parametrization import Factors
 
 ROPE_BASE = 10_000.0
 PRODUCTS = ("qkv", "scores", "mixing")  # of attention, besides its output projection
+WITHIN = ("query", "key", "query_key", "scores", "attention", "value")  # announced between these products
 OF_QKV = ("attention.query", "attention.key", "attention.value")  # layers that share a product
 
 
@@ -36,6 +38,13 @@ def _rotations(length: int, size: int, scale: float, dtype: torch.dtype, device:
         torch.cat([cos_tk, cos_tk], dim=-1).to(device, dtype),
         torch.cat([-sin_tk, sin_tk], dim=-1).to(device, dtype),
     )
+
+
+@cache
+def _turns(length: int, size: int, scale: float) -> Tensor:
+    """Cosines and signed sines of queries, which carry the scale, then of keys ``[2 2 t k]``, for the CPU's kernel."""
+    each = [_rotations(length, size, factor, torch.float32, torch.device("cpu")) for factor in (scale, 1.0)]
+    return torch.stack([torch.stack(pair) for pair in each])
 
 
 class Rotate(torch.autograd.Function):
@@ -76,11 +85,23 @@ class CausalSoftmax(torch.autograd.Function):
 
 
 class Norm(LayerNorm):
-    """A LayerNorm of the model; a module attached at its hook point takes its place, gain included."""
+    """A LayerNorm of the model; a module attached at its hook point takes its place, gain included.
+
+    Attributes:
+        feeds_products: whether only matrix products in bf16 read what it returns, so that it may round it for them.
+    """
+
+    feeds_products = False
 
     def __init__(self, runs: int, width: int, where: str) -> None:
         super().__init__(runs, width)
         self.at_norm = HookPoint("norm", where, width)
+
+    def forward(self, x_rbtd: Tensor) -> Tensor:
+        fits = self.feeds_products and not x_rbtd.shape[-1] % kernels.LANES
+        if fits and kernels.can_take(x_rbtd, torch.float32):
+            return kernels.LayerNorm.apply(x_rbtd.flatten(1, 2), self.weight).view_as(x_rbtd)  # type: ignore
+        return super().forward(x_rbtd)
 
 
 class Projection(Linear):
@@ -157,6 +178,10 @@ class Branches(HookPoint):
     def forward(self, x_rbtd: Tensor, block: Block) -> Tensor:  # type: ignore[override]
         for module in self.changes.values():
             return module(x_rbtd, block.attend, block.mlp, block.attention_norm)  # type: ignore[no-any-return]
+        gates = (block.attention.at_gate, block.at_gate)
+        residuals, norms = (block.at_attention_residual, block.at_mlp_residual), (block.attention_norm, block.mlp_norm)
+        for norm, gate, residual in zip(norms, gates, residuals, strict=True):
+            norm.feeds_products = block.in_bf16 and not (gate.changes or residual.changes)
         x_rbtd = block.at_attention_residual(x_rbtd, block.attend, block.attention_norm)
         output_rbtd: Tensor = block.at_mlp_residual(x_rbtd, block.mlp, block.mlp_norm)
         return output_rbtd
@@ -199,7 +224,7 @@ class Attention(nn.Module):
         self, runs: int, config: ModelConfig, key_heads: int, where: str, scale: float, operands: Operands | None
     ) -> None:
         super().__init__()
-        self.scale, self.sharing = scale, config.heads // key_heads
+        self.scale, self.sharing, self.in_bf16 = scale, config.heads // key_heads, operands is torch.bfloat16
         self.heads = {"query": config.heads, "key": key_heads, "value": key_heads}
         self.rounding = {part: rounding_at(operands, f"{where}.attention.{part}") for part in PRODUCTS}
         for part in ("query", "key", "value", "output"):
@@ -215,32 +240,69 @@ class Attention(nn.Module):
         self.at_gate = Gate("attention_gate", where, config.head_width)
 
     def forward(self, x_rbtd: Tensor) -> Tensor:
-        q_rbhtk, k_rbhsk, v_rbhsk = self.project(x_rbtd)
-        q_rbhtk, k_rbhsk = self.at_rotation(self.at_query(q_rbhtk), self.shared(self.at_key(k_rbhsk)), self.scale)
-        announce("query_key", self.at_scores.where, q_rbhtk, k_rbhsk, self.scale)
-        scores_rbhts = product(q_rbhtk, k_rbhsk.transpose(-1, -2), self.rounding["scores"]).to(x_rbtd.dtype)
-        weights_rbhts = self.at_attention(self.at_weighing(self.at_scores(scores_rbhts)))
-        mixed_rbhtk = self.at_heads(
-            product(weights_rbhts, self.shared(self.at_value(v_rbhsk)), self.rounding["mixing"])
-        )
-        mixed_rbhtk = self.at_gate(mixed_rbhtk, x_rbtd)
+        qkv_rbtn = self.project(x_rbtd)
+        gains = self.gains_of_norms() if self.in_bf16 and kernels.can_take(qkv_rbtn) else None
+        if gains and self.is_plain_within and not self.at_value.changes and kernels.multiplies_tiles():
+            turns_tk = _turns(x_rbtd.shape[2], self.at_query.size, self.scale)
+            mixed_rbhtk = kernels.Attention.apply(qkv_rbtn, *gains, turns_tk).transpose(2, 3)  # type: ignore
+            if any(map(is_heard, WITHIN)):
+                with torch.no_grad():
+                    self.mix(qkv_rbtn, gains)
+        else:
+            mixed_rbhtk = self.mix(qkv_rbtn, gains)
+        mixed_rbhtk = self.at_gate(self.at_heads(mixed_rbhtk), x_rbtd)
         output_rbtd: Tensor = self.output(rearrange(mixed_rbhtk, "r b h t k -> r b t (h k)"))
         return output_rbtd
+
+    def mix(self, qkv_rbtn: Tensor, gains: tuple[Tensor | None, Tensor | None] | None) -> Tensor:
+        """Return what the heads mix ``[r b h t k]``, and announce what they compute on the way."""
+        dtype = self.query.weight.dtype
+        q_rbhtk, k_rbhsk, v_rbhsk = self.split(qkv_rbtn)
+        if gains:
+            announce("query", self.at_query.where, q_rbhtk)
+            announce("key", self.at_key.where, k_rbhsk)
+            turns_tk = _turns(*q_rbhtk.shape[-2:], self.scale)
+            q_rbhtk, k_rbhsk, v_rbhsk = kernels.SplitHeads.apply(qkv_rbtn, *gains, turns_tk)  # type: ignore
+        else:
+            k_rbhsk = self.shared(self.at_key(k_rbhsk.to(dtype)))
+            q_rbhtk, k_rbhsk = self.at_rotation(self.at_query(q_rbhtk.to(dtype)), k_rbhsk, self.scale)
+        announce("query_key", self.at_scores.where, q_rbhtk, k_rbhsk, self.scale)
+        scores_rbhts = product(q_rbhtk, k_rbhsk.transpose(-1, -2), self.rounding["scores"])
+        if self.in_bf16 and self.is_plain_within and kernels.can_take(scores_rbhts):
+            weights_rbhts = self.at_attention(kernels.CausalSoftmax.apply(self.at_scores(scores_rbhts)))  # type: ignore[no-untyped-call]
+        else:
+            weights_rbhts = self.at_attention(self.at_weighing(self.at_scores(scores_rbhts.to(dtype))))
+        return product(weights_rbhts, self.shared(self.at_value(v_rbhsk)), self.rounding["mixing"])
+
+    def gains_of_norms(self) -> tuple[Tensor | None, Tensor | None] | None:
+        """Gains of the LayerNorms of queries and keys per head, None without one; None if other modules change them."""
+        attached = [list(point.changes.values()) for point in (self.at_query, self.at_key)]
+        is_plain = self.sharing == 1 and not self.at_rotation.changes and self.at_query.size in kernels.HEAD_WIDTHS
+        if not is_plain or any(len(norms) > 1 or type(norm) is not LayerNorm for norms in attached for norm in norms):
+            return None
+        q_gain_rk, k_gain_rk = (norms[0].weight if norms else None for norms in attached)
+        return q_gain_rk, k_gain_rk  # type: ignore[return-value]
+
+    @property
+    def is_plain_within(self) -> bool:
+        """Whether attention weights are the causal softmax of the scores."""
+        return not (self.at_scores.changes or self.at_weighing.changes or self.at_attention.changes)
 
     def shared(self, x_rbhsk: Tensor) -> Tensor:
         """Return keys or values for every head of queries."""
         return x_rbhsk if self.sharing == 1 else repeat(x_rbhsk, "r b h s k -> r b (h n) s k", n=self.sharing)
 
-    def project(self, x_rbtd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values ``[r b h t k]``, from one product: on a CPU it is faster than three."""
-        weight_rdo = torch.cat([part.matrix() for part in (self.query, self.key, self.value)], dim=-1)
-        qkv_rno = product(x_rbtd.flatten(1, 2), weight_rdo, self.rounding["qkv"], has_weight=True)
-        size = qkv_rno.shape[-1] // sum(self.heads.values())
-        parts_rno = torch.split(qkv_rno, [heads * size for heads in self.heads.values()], dim=-1)
-        q_rbhtk, k_rbhsk, v_rbhsk = (
-            rearrange(part_rno, "r (b t) (h k) -> r b h t k", b=x_rbtd.shape[1], k=size) for part_rno in parts_rno
-        )
-        return q_rbhtk.to(x_rbtd.dtype), k_rbhsk.to(x_rbtd.dtype), v_rbhsk
+    def project(self, x_rbtd: Tensor) -> Tensor:
+        """Return queries, keys and values side by side ``[r b t n]``: on a CPU one product is faster than three."""
+        weight_rdn = torch.cat([part.matrix() for part in (self.query, self.key, self.value)], dim=-1)
+        qkv_rmn = product(x_rbtd.flatten(1, 2), weight_rdn, self.rounding["qkv"], has_weight=True)
+        return qkv_rmn.view(*x_rbtd.shape[:3], -1)
+
+    def split(self, qkv_rbtn: Tensor) -> list[Tensor]:
+        """Return queries, keys and values ``[r b h t k]``."""
+        size = self.at_query.size
+        parts_rbtn = torch.split(qkv_rbtn, [heads * size for heads in self.heads.values()], dim=-1)
+        return [rearrange(part_rbtn, "r b t (h k) -> r b h t k", k=size) for part_rbtn in parts_rbtn]
 
 
 class Block(nn.Module):
@@ -265,7 +327,7 @@ class Block(nn.Module):
         operands: Operands | None,
     ) -> None:
         super().__init__()
-        width, hidden = config.width, math.prod(mlp_parts)
+        width, hidden, self.in_bf16 = config.width, math.prod(mlp_parts), operands is torch.bfloat16
         self.attention_norm = Norm(runs, width, f"{where}.attention")
         self.attention = Attention(runs, config, key_heads, where, scale, operands)
         self.mlp_norm = Norm(runs, width, f"{where}.mlp")
@@ -292,8 +354,13 @@ class Block(nn.Module):
 
     def mlp(self, x_rbtd: Tensor) -> Tensor:
         """Return what the MLP adds to the residual stream."""
-        up_rbtm = self.at_mlp_up(self.mlp_up(x_rbtd).to(x_rbtd.dtype))
-        hidden_rbtm = self.at_mlp_hidden(self.at_gate(self.at_activation(up_rbtm), x_rbtd))
+        up_rbtm = self.mlp_up(x_rbtd)
+        points = (self.at_mlp_up, self.at_activation, self.at_gate, self.at_mlp_hidden)
+        if self.in_bf16 and kernels.can_take(up_rbtm) and not any(point.changes for point in points):
+            hidden_rbtm = self.at_mlp_hidden(kernels.Gelu.apply(self.at_mlp_up(up_rbtm)))  # type: ignore[no-untyped-call]
+        else:
+            up_rbtm = self.at_mlp_up(up_rbtm.to(self.mlp_up.weight.dtype))
+            hidden_rbtm = self.at_mlp_hidden(self.at_gate(self.at_activation(up_rbtm), x_rbtd))
         output_rbtd: Tensor = self.at_mlp_output(self.mlp_down(hidden_rbtm))
         return output_rbtd
 
@@ -363,8 +430,10 @@ class Transformer(nn.Module):
         for where in self.blocks:
             x_rbtd = self.get_submodule(where)(x_rbtd)
         hidden_rbtd: Tensor = self.final_norm(x_rbtd)
-        logits_rbtv: Tensor = self.at_logits(self.at_readout(hidden_rbtd, self).to(x_rbtd.dtype))
-        return logits_rbtv, hidden_rbtd
+        logits_rbtv: Tensor = self.at_readout(hidden_rbtd, self)
+        if self.operands is not torch.bfloat16 or self.at_logits.changes or not kernels.can_take(logits_rbtv):
+            logits_rbtv = logits_rbtv.to(x_rbtd.dtype)
+        return self.at_logits(logits_rbtv), hidden_rbtd
 
     def layers(self) -> Iterator[tuple[str, Layer]]:
         """Yield every layer that owns a weight, by the weight's name (``block0.attention.query``)."""

@@ -115,7 +115,7 @@ class Optimizer:
                 if kind in link.events:
                     measured[name][where] = link.observe(*announced)
 
-        with listening_too(measure if measured else None):
+        with listening_too(measure, {kind for link in self.links.values() for kind in link.events}):
             yield measured
 
     @torch.no_grad()

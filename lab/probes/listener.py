@@ -87,7 +87,12 @@ class Listener:
 
     @torch.no_grad()
     def __call__(self, kind: str, where: str, *announced: Any) -> None:
-        for probe in self._by_kind.get(kind, ()):
+        probes = self._by_kind.get(kind, ())
+        if probes:  # sums of bf16 numbers would be rounded to bf16
+            announced = tuple(
+                v.float() if isinstance(v, Tensor) and v.dtype is torch.bfloat16 else v for v in announced
+            )
+        for probe in probes:
             if probe.name in self.faults:
                 continue
             try:

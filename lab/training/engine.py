@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import sysconfig
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,8 +26,7 @@ WARM_UPS = 3  # steps that compile, tune and allocate before a CUDA graph is cap
 
 def can_compile() -> bool:
     """Whether this machine has a C++ compiler and the headers of Python, which compiling needs."""
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    return bool(compiler) and (Path(sysconfig.get_path("include")) / "Python.h").exists()
+    return machine.compiler() is not None and (Path(sysconfig.get_path("include")) / "Python.h").exists()
 
 
 class Eager:
@@ -106,11 +103,11 @@ class Compiled(Traced):
     """Compiles both graphs.  Fleets of one shape share the compiled code, even across processes."""
 
     def _compile(self, graph: Step) -> Step:
-        if trees.tree_leaves(self.training_state)[
-            0
-        ].is_cuda:  # over a hundred kernels, for a job that has a GPU to itself
+        is_cuda = trees.tree_leaves(self.training_state)[0].is_cuda
+        if is_cuda:  # over a hundred kernels, for a job that has a GPU to itself
             torch._inductor.config.compile_threads = machine.cores()
-        compiled: Step = torch.compile(graph, fullgraph=True, dynamic=False)
+        # on a CPU, steps of small models would spend a tenth of their time in Python, which calls kernels one by one
+        compiled: Step = torch.compile(graph, fullgraph=True, dynamic=False, options={"cpp_wrapper": not is_cuda})
         return compiled
 
 
