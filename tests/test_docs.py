@@ -34,7 +34,7 @@ PAGES = [
     *sorted((HOME / "notebooks").glob("*.ipynb")),
 ]
 # The packages and their files; only the lab itself has a folder of this name.
-LAB_PATH = re.compile(r"(?<![\w./-])lab/[\w/]+(?:\.py)?")
+LAB_PATH = re.compile(r"(?<![\w./-])lab/[\w/]+(?:\.(?:py|cpp))?")
 # A command at the start of a line or of a piece of code; options may come first.
 COMMAND = re.compile(r"(?:^|`|-m |bin/)lab (?!-)(\w+)", re.MULTILINE)
 PROJECT = tomllib.loads((HOME / "pyproject.toml").read_text(encoding="utf-8"))["project"]

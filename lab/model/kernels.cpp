@@ -122,8 +122,10 @@ static inline floats sums(const floats rows[LANES]) {
 }
 
 static inline floats square_root(floats x) {
-    for (int i = 0; i < LANES; i++) x[i] = std::sqrt(x[i]);
-    return x;
+    float y[LANES];
+    store(y, x);
+    for (int i = 0; i < LANES; i++) y[i] = std::sqrt(y[i]);  // an array, which compilers take as a vector
+    return load(y);
 }
 
 // Mean and 1 / deviation of up to sixteen rows of `width` entries.
@@ -380,7 +382,7 @@ struct Head {
         return j < t ? each : LANE <= i ? each : all(-INFINITY);
     }
 
-    void forward(bf16* mixed, int stride, float* log_z) {
+    void forward(bf16* mixed, int stride, float* kept) {
         pair_rows(v.data(), padded, width, v_pairs.data());
         for (int t = 0; t < length; t += LANES) {
             const int rows = length - t < LANES ? length - t : LANES, seen = round_up(t + LANES, DEPTH);
@@ -393,11 +395,11 @@ struct Head {
             const floats most = across(largest, maximum);
             for (int i = 0; i < LANES; i++)
                 for (int j = 0; j <= t; j += LANES) {
-                    const floats each = exp(score(t, i, j) - most[i]), kept = j < t ? each : LANE <= i ? each : floats{};
-                    store(scores.data() + i * padded + j, kept);
-                    total[i] += kept;
+                    const floats each = exp(score(t, i, j) - most[i]), past = j < t ? each : LANE <= i ? each : floats{};
+                    store(scores.data() + i * padded + j, past);
+                    total[i] += past;
                 }
-            const floats sum = sums(total), scale = 1.0f / sum;
+            const floats scale = 1.0f / sums(total);
             for (int i = 0; i < LANES; i++)
                 for (int j = 0; j < seen; j += LANES)
                     store(weights.data() + i * padded + j,
@@ -406,13 +408,14 @@ struct Head {
             for (int i = 0; i < rows; i++) {
                 for (int j = 0; j < head_width; j += LANES)
                     store(mixed + (t + i) * stride + j, load(sums_of_rows.data() + i * width + j));
-                log_z[t + i] = most[i] + std::log(sum[i]);
+                kept[2 * (t + i)] = most[i];
+                kept[2 * (t + i) + 1] = scale[i];
             }
         }
     }
 
     // Weights and gradients of scores of all rows; `back` becomes the gradient of queries.
-    void backward_of_scores(const float* log_z) {
+    void backward_of_scores(const float* kept) {
         transpose((const pair*)v.data(), padded, width / 2, v_across.data());
         pair_rows(k.data(), padded, width, k_pairs.data());
         pair_rows(back.data(), padded, width, back_pairs.data());
@@ -421,13 +424,16 @@ struct Head {
             multiply(q.data() + t * width, width, k_across.data(), padded, scores.data(), padded, LANES, columns, width);
             multiply(back.data() + t * width, width, v_across.data(), padded, dweights.data(), padded, LANES, columns, width);
             floats product[LANES] = {};
-            for (int i = 0; i < LANES; i++)
+            for (int i = 0; i < LANES; i++) {
+                const bool is_row = t + i < length;
+                const float most = is_row ? kept[2 * (t + i)] : 0.0f, scale = is_row ? kept[2 * (t + i) + 1] : 0.0f;
                 for (int j = 0; j <= t; j += LANES) {
-                    const floats each = exp(score(t, i, j) - (t + i < length ? log_z[t + i] : 0.0f));
+                    const floats each = exp(score(t, i, j) - most) * scale;
                     const floats p = j < t ? each : LANE <= i ? each : floats{};
                     store(scores.data() + i * padded + j, p);
                     product[i] += p * rounded(load(dweights.data() + i * padded + j));
                 }
+            }
             const floats mean = sums(product);
             for (int i = 0; i < LANES; i++)
                 for (int j = 0; j < padded; j += LANES) {
@@ -468,7 +474,7 @@ static void fetch(const bf16* from, int64_t entries, bool to_write = false) {
 }
 
 template <int width>
-static void attention_of(const bf16* qkv, bf16* mixed, float* log_z, const float* const gains[2],
+static void attention_of(const bf16* qkv, bf16* mixed, float* kept, const float* const gains[2],
                          const float* const turns[2][2], int runs, int batch, int length, int heads) {
     const Tiles tiles;
     Head<width> head(length);
@@ -479,13 +485,13 @@ static void attention_of(const bf16* qkv, bf16* mixed, float* log_z, const float
         fetch(qkv + sequence * length * 3 * inner, length * 3 * inner);
         for (int i = 0; i < heads; i++) {
             head.split(qkv + sequence * length * 3 * inner + i * width, 3 * inner, inner, own, turns);
-            head.forward(mixed + sequence * length * inner + i * width, inner, log_z + (sequence * heads + i) * length);
+            head.forward(mixed + sequence * length * inner + i * width, inner, kept + 2 * (sequence * heads + i) * length);
         }
     }
 }
 
 template <int width>
-static void attention_backward_of(const bf16* dmixed, const bf16* qkv, const float* log_z, bf16* dqkv,
+static void attention_backward_of(const bf16* dmixed, const bf16* qkv, const float* kept, bf16* dqkv,
                                   const float* const gains[2], float* const dgains[2], const float* const turns[2][2],
                                   int runs, int batch, int length, int heads) {
     const Tiles tiles;
@@ -501,7 +507,7 @@ static void attention_backward_of(const bf16* dmixed, const bf16* qkv, const flo
             const int64_t start = sequence * length * stride + i * width;
             head.split(qkv + start, stride, inner, own, turns);
             head.copy_rows(dmixed + sequence * length * inner + i * width, inner, head.back.data(), head.width);
-            head.backward_of_scores(log_z + (sequence * heads + i) * length);
+            head.backward_of_scores(kept + 2 * (sequence * heads + i) * length);
             pair_rows(head.q.data(), head.padded, head.width, head.q_pairs.data());
             head.multiply_transposed(head.dscores, head.q_pairs, head.k.data());
             head.multiply_transposed(head.weights, head.back_pairs, head.v.data());
@@ -557,17 +563,17 @@ void split_heads_backward(const bf16* dq, const bf16* dk, const bf16* dv, const 
 #ifdef __AMX_BF16__
 int multiplies_tiles() { return !syscall(SYS_arch_prctl, 0x1023, 18); }  // asks the system for the tiles' registers
 
-void attention(const bf16* qkv, bf16* mixed, float* log_z, const float* q_gain, const float* k_gain,
+void attention(const bf16* qkv, bf16* mixed, float* kept, const float* q_gain, const float* k_gain,
                const float* turns, int64_t runs, int64_t batch, int64_t length, int64_t heads, int64_t width) {
     const float* const gains[2] = {q_gain, k_gain};
     const int64_t table = length * width;
     const float* const each[2][2] = {{turns, turns + table}, {turns + 2 * table, turns + 3 * table}};
-#define CALL(WIDTH) attention_of<WIDTH>(qkv, mixed, log_z, gains, each, runs, batch, length, heads)
+#define CALL(WIDTH) attention_of<WIDTH>(qkv, mixed, kept, gains, each, runs, batch, length, heads)
     FOR_WIDTH(CALL)
 #undef CALL
 }
 
-void attention_backward(const bf16* dmixed, const bf16* qkv, const float* log_z, bf16* dqkv, const float* q_gain,
+void attention_backward(const bf16* dmixed, const bf16* qkv, const float* kept, bf16* dqkv, const float* q_gain,
                         const float* k_gain, float* dq_gain, float* dk_gain, const float* turns, int64_t runs,
                         int64_t batch, int64_t length, int64_t heads, int64_t width) {
     const float* const gains[2] = {q_gain, k_gain};
@@ -575,7 +581,7 @@ void attention_backward(const bf16* dmixed, const bf16* qkv, const float* log_z,
     const int64_t table = length * width;
     const float* const each[2][2] = {{turns, turns + table}, {turns + 2 * table, turns + 3 * table}};
 #define CALL(WIDTH) \
-    attention_backward_of<WIDTH>(dmixed, qkv, log_z, dqkv, gains, dgains, each, runs, batch, length, heads)
+    attention_backward_of<WIDTH>(dmixed, qkv, kept, dqkv, gains, dgains, each, runs, batch, length, heads)
     FOR_WIDTH(CALL)
 #undef CALL
 }
@@ -583,7 +589,8 @@ void attention_backward(const bf16* dmixed, const bf16* qkv, const float* log_z,
 int multiplies_tiles() { return 0; }
 #endif
 
-void causal_softmax(const bf16* scores, bf16* weights, float* log_z, int64_t matrices, int64_t length) {
+// Of each row the largest score and the factor of exponentials are kept for the way back.
+void causal_softmax(const bf16* scores, bf16* weights, float* kept, int64_t matrices, int64_t length) {
     const int columns = (length + LANES - 1) / LANES;
     std::vector<floats> exps(columns * LANES);
     for (int64_t matrix = 0; matrix < matrices; matrix++)
@@ -606,17 +613,18 @@ void causal_softmax(const bf16* scores, bf16* weights, float* log_z, int64_t mat
                     total[i] += exps[i * columns + j];
                 }
             }
-            const floats sum = sums(total), scale = 1.0f / sum;
+            const floats scale = 1.0f / sums(total);
             for (int i = 0; i < rows; i++) {
                 for (int j = 0; j < columns; j++)
                     store(y + i * length + j * LANES, j <= last ? exps[i * columns + j] * scale[i] : floats{},
                           length - j * LANES);
-                log_z[matrix * length + t + i] = most[i] + std::log(sum[i]);
+                kept[2 * (matrix * length + t + i)] = most[i];
+                kept[2 * (matrix * length + t + i) + 1] = scale[i];
             }
         }
 }
 
-void causal_softmax_backward(const bf16* dweights, const bf16* scores, const float* log_z, bf16* dscores,
+void causal_softmax_backward(const bf16* dweights, const bf16* scores, const float* kept, bf16* dscores,
                              int64_t matrices, int64_t length) {
     const int columns = (length + LANES - 1) / LANES;
     std::vector<floats> weights(columns * LANES);
@@ -625,16 +633,17 @@ void causal_softmax_backward(const bf16* dweights, const bf16* scores, const flo
             const int rows = length - t < LANES ? length - t : LANES, last = t / LANES;
             const int64_t start = (matrix * length + t) * length;
             floats product[LANES] = {};
-            for (int i = 0; i < rows; i++)
+            for (int i = 0; i < rows; i++) {
+                const float *of_row = kept + 2 * (matrix * length + t + i), most = of_row[0], scale = of_row[1];
                 for (int j = 0; j <= last; j++) {
                     const int64_t at = start + i * length + j * LANES;
                     const int count = length - j * LANES;
-                    const floats p = exp(load(scores + at, count) - log_z[matrix * length + t + i]);
-                    const floats kept = j < last ? p : LANE <= i ? p : floats{};
-                    const floats term = kept * load(dweights + at, count);
-                    weights[i * columns + j] = kept;
-                    product[i] += j < last ? term : LANE <= i ? term : floats{};  // a gradient of the future may be NaN
+                    const floats p = exp(load(scores + at, count) - most) * scale;
+                    const floats term = p * load(dweights + at, count);  // NaN in the future must not enter the sum
+                    weights[i * columns + j] = j < last ? p : LANE <= i ? p : floats{};
+                    product[i] += j < last ? term : LANE <= i ? term : floats{};
                 }
+            }
             const floats mean = sums(product);
             for (int i = 0; i < rows; i++)
                 for (int j = 0; j < columns; j++) {

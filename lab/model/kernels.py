@@ -84,21 +84,21 @@ def gelu_backward(dy: Tensor, x: Tensor) -> Tensor:
 
 @_operation("(Tensor scores) -> (Tensor, Tensor)")
 def causal_softmax(scores_ts: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores ``[... t s]`` to attention weights over s <= t, and log Z of each row ``[... t]`` in fp32."""
+    """Scores ``[... t s]`` to attention weights over s <= t, and two numbers of each row for the way back."""
     scores_ts = scores_ts.contiguous()
     weights_ts = torch.empty(scores_ts.shape, dtype=scores_ts.dtype, device=scores_ts.device)
-    log_z_t = torch.empty(scores_ts.shape[:-1], device=scores_ts.device)
-    _run("causal_softmax", scores_ts, weights_ts, log_z_t, scores_ts[..., 0, 0].numel(), scores_ts.shape[-1])
-    return weights_ts, log_z_t
+    kept_t = torch.empty(*scores_ts.shape[:-1], 2, device=scores_ts.device)
+    _run("causal_softmax", scores_ts, weights_ts, kept_t, scores_ts[..., 0, 0].numel(), scores_ts.shape[-1])
+    return weights_ts, kept_t
 
 
-@_operation("(Tensor dweights, Tensor scores, Tensor log_z) -> Tensor")
-def causal_softmax_backward(dweights_ts: Tensor, scores_ts: Tensor, log_z_t: Tensor) -> Tensor:
+@_operation("(Tensor dweights, Tensor scores, Tensor kept) -> Tensor")
+def causal_softmax_backward(dweights_ts: Tensor, scores_ts: Tensor, kept_t: Tensor) -> Tensor:
     """Gradient of the scores."""
     dweights_ts, scores_ts = dweights_ts.contiguous(), scores_ts.contiguous()
     dscores_ts = torch.empty(scores_ts.shape, dtype=scores_ts.dtype, device=scores_ts.device)
     matrices = scores_ts[..., 0, 0].numel()
-    _run("causal_softmax_backward", dweights_ts, scores_ts, log_z_t, dscores_ts, matrices, scores_ts.shape[-1])
+    _run("causal_softmax_backward", dweights_ts, scores_ts, kept_t, dscores_ts, matrices, scores_ts.shape[-1])
     return dscores_ts
 
 
@@ -172,25 +172,25 @@ def split_heads_backward(
 def attention(
     qkv_rbtn: Tensor, q_gain_rk: Tensor | None, k_gain_rk: Tensor | None, turns_tk: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """What attention mixes ``[r b t h k]``, and log Z of its rows ``[r b h t]``, from what ``split_heads`` is given."""
+    """What attention mixes ``[r b t h k]``, and two numbers of each row for the way back, from what ``split_heads`` is given."""
     runs, batch, length, inputs = qkv_rbtn.shape
     width = turns_tk.shape[-1]
     heads = inputs // (3 * width)
     mixed_rbthk = torch.empty(runs, batch, length, heads, width, dtype=qkv_rbtn.dtype, device=qkv_rbtn.device)
-    log_z_rbht = torch.empty(runs, batch, heads, length, device=qkv_rbtn.device)
+    kept_rbht = torch.empty(runs, batch, heads, length, 2, device=qkv_rbtn.device)
     shape = (runs, batch, length, heads, width)
-    _run("attention", qkv_rbtn.contiguous(), mixed_rbthk, log_z_rbht, q_gain_rk, k_gain_rk, turns_tk, *shape)
-    return mixed_rbthk, log_z_rbht
+    _run("attention", qkv_rbtn.contiguous(), mixed_rbthk, kept_rbht, q_gain_rk, k_gain_rk, turns_tk, *shape)
+    return mixed_rbthk, kept_rbht
 
 
 @_operation(
-    "(Tensor dmixed, Tensor qkv, Tensor log_z, Tensor? q_gain, Tensor? k_gain, Tensor turns)"
+    "(Tensor dmixed, Tensor qkv, Tensor kept, Tensor? q_gain, Tensor? k_gain, Tensor turns)"
     " -> (Tensor, Tensor, Tensor)"
 )
 def attention_backward(
     dmixed_rbthk: Tensor,
     qkv_rbtn: Tensor,
-    log_z_rbht: Tensor,
+    kept_rbht: Tensor,
     q_gain_rk: Tensor | None,
     k_gain_rk: Tensor | None,
     turns_tk: Tensor,
@@ -201,7 +201,7 @@ def attention_backward(
     dqkv_rbtn = torch.empty(qkv_rbtn.shape, dtype=qkv_rbtn.dtype, device=qkv_rbtn.device)
     dq_gain, dk_gain = (torch.zeros(runs, width, device=qkv_rbtn.device) for _ in range(2))
     gains = (q_gain_rk, k_gain_rk, dq_gain, dk_gain)
-    _run("attention_backward", dmixed_rbthk, qkv_rbtn, log_z_rbht, dqkv_rbtn, *gains, turns_tk, *dmixed_rbthk.shape)
+    _run("attention_backward", dmixed_rbthk, qkv_rbtn, kept_rbht, dqkv_rbtn, *gains, turns_tk, *dmixed_rbthk.shape)
     return dqkv_rbtn, dq_gain, dk_gain
 
 
@@ -243,8 +243,8 @@ class CausalSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, scores_ts: Tensor) -> Tensor:
-        weights_ts, log_z_t = causal_softmax(scores_ts)
-        ctx.save_for_backward(scores_ts, log_z_t)
+        weights_ts, kept_t = causal_softmax(scores_ts)
+        ctx.save_for_backward(scores_ts, kept_t)
         return weights_ts  # type: ignore[no-any-return]
 
     @staticmethod
@@ -289,8 +289,8 @@ class Attention(torch.autograd.Function):
     def forward(
         ctx: Any, qkv_rbtn: Tensor, q_gain_rk: Tensor | None, k_gain_rk: Tensor | None, turns_tk: Tensor
     ) -> Tensor:
-        mixed_rbthk, log_z_rbht = attention(qkv_rbtn, q_gain_rk, k_gain_rk, turns_tk)
-        ctx.save_for_backward(qkv_rbtn, log_z_rbht, q_gain_rk, k_gain_rk, turns_tk)
+        mixed_rbthk, kept_rbht = attention(qkv_rbtn, q_gain_rk, k_gain_rk, turns_tk)
+        ctx.save_for_backward(qkv_rbtn, kept_rbht, q_gain_rk, k_gain_rk, turns_tk)
         return mixed_rbthk  # type: ignore[no-any-return]
 
     @staticmethod
