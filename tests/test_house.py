@@ -100,7 +100,7 @@ LINES = {
     "core": 1648,
     "records": 933,
     "data": 889,
-    "model": 1488,
+    "model": 1491,
     "optim": 1757,
     "probes": 343,
     "interventions": 1063,

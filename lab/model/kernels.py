@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,12 @@ from lab.core import machine
 
 HEAD_WIDTHS = (16, 32, 64, 128)  # for which ``split_heads`` is compiled
 LANES = 16  # numbers per vector: widths of norms must be multiples
+SOURCE = Path(__file__).with_suffix(".cpp")
 
-_operations = torch.library.Library("lab", "DEF")  # type: ignore[no-untyped-call]
+# Compiled graphs are cached by the names of operations, so these contain what the operations do.
+NAMESPACE = "lab_" + sha256(b"".join(map(Path.read_bytes, (Path(__file__), SOURCE)))).hexdigest()[:8]
+
+_operations = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]
 
 
 def can_take(x: Tensor, dtype: torch.dtype = torch.bfloat16) -> bool:
@@ -31,7 +36,7 @@ def can_take(x: Tensor, dtype: torch.dtype = torch.bfloat16) -> bool:
 
 @cache
 def _library() -> Any:
-    return machine.compiled_library(Path(__file__).with_suffix(".cpp"))
+    return machine.compiled_library(SOURCE)
 
 
 @cache
@@ -48,7 +53,7 @@ def _operation(schema: str) -> Callable[[Callable[..., Any]], Any]:
         _operations.define(name + schema)  # type: ignore[no-untyped-call]
         for backend in ("CPU", "Meta"):
             _operations.impl(name, function, backend)  # type: ignore[no-untyped-call]
-        return getattr(torch.ops.lab, name).default
+        return getattr(getattr(torch.ops, NAMESPACE), name).default
 
     return define
 
