@@ -1,16 +1,16 @@
-"""Compares the lab's speed with other training loops, and measures its cost: writes RESULTS.md and results.json.
+"""Compares the lab's speed with other training loops, and measures its cost: writes a page for this kind of processor.
 
     python benchmarks/bench.py [WIDTH ...]
 
 All sides of a width are set up first, then stepped in alternating rounds, so that other load on the machine affects all
-of them.  Ratios are of fastest rounds.  The two sides of JAX are left out if it is not installed.
+of them.  Ratios are of fastest rounds.  The two sides of JAX are left out if it is not installed.  The page is
+RESULTS_AMX.md on a processor with matrix units, else RESULTS.md.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import json
 import platform
 import statistics
 import subprocess
@@ -29,6 +29,7 @@ from sides import CORES, Side, compare, medians
 
 from lab.core import machine
 from lab.core.shipped import data_folder
+from lab.model import kernels
 
 HERE = Path(__file__).parent
 ROUNDS, SECONDS = 3, 0.4
@@ -53,8 +54,7 @@ most" cannot be met on this machine.
 """
 FLOORS = """\
 The table shows the rate of the products alone, with one process per core, and their share of a compiled step. The rest
-of a step is norms, rotations, softmax, GELU, loss, clipping and Adam: a compiled step passes over a tensor once for
-many operations, an eager one once for each.
+of a step is norms, rotations, softmax, GELU, loss, clipping and Adam ([Parts of a step](PARTS.md)).
 """
 # By the key of a ratio: its name in the table, and its targets at each of WIDTHS, if any.
 RATIOS: dict[str, tuple[str, tuple[float, ...]]] = {
@@ -232,6 +232,7 @@ def page(facts: Mapping[str, Any], tables: Mapping[int, Sequence[str]], results:
     """Yield RESULTS.md, line by line."""
     line = "; ".join(f"{key.replace('_', ' ')} {value}" for key, value in facts.items())
     yield f"# Speed\n\nWritten by `make bench`. {line}.\n"
+    yield "Pages of [processors with matrix units](RESULTS_AMX.md) and of [others](RESULTS.md).\n"
     yield METHOD
     for width, lines in tables.items():
         yield f"## Width {width}, {depth(width)} blocks\n"
@@ -275,8 +276,7 @@ def main() -> None:
         print(f"width {width}, {time.time() - started:.0f} s", *tables[width], sep="\n", flush=True)
     results["cpu"]["costs"], results["cpu"]["seconds_of_lab_train_by_steps"] = costs(), whole_runs()
     text = "\n".join(page(results["machine"], tables, results)) + "\n"
-    (HERE / "RESULTS.md").write_text(text)
-    (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    (HERE / ("RESULTS_AMX.md" if kernels.multiplies_tiles() else "RESULTS.md")).write_text(text)
     print(text, f"in all {time.time() - started:.0f} s", sep="\n")
 
 
