@@ -177,7 +177,7 @@ def split_heads_backward(
 def attention(
     qkv_rbtn: Tensor, q_gain_rk: Tensor | None, k_gain_rk: Tensor | None, turns_tk: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """What attention mixes ``[r b t h k]``, and two numbers of each row for the way back, from what ``split_heads`` is given."""
+    """What attention mixes ``[r b t h k]``, and two numbers of each row for the way back."""
     runs, batch, length, inputs = qkv_rbtn.shape
     width = turns_tk.shape[-1]
     heads = inputs // (3 * width)
@@ -189,8 +189,7 @@ def attention(
 
 
 @_operation(
-    "(Tensor dmixed, Tensor qkv, Tensor kept, Tensor? q_gain, Tensor? k_gain, Tensor turns)"
-    " -> (Tensor, Tensor, Tensor)"
+    "(Tensor dmixed, Tensor qkv, Tensor kept, Tensor? q_gain, Tensor? k_gain, Tensor turns) -> (Tensor, Tensor, Tensor)"
 )
 def attention_backward(
     dmixed_rbthk: Tensor,
