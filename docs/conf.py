@@ -111,6 +111,8 @@ docs/interventions/index
 docs/api
 docs/architecture
 benchmarks/RESULTS
+benchmarks/RESULTS_AMX
+benchmarks/PARTS
 benchmarks/ACCELERATOR
 benchmarks/FALSE_ALARMS
 benchmarks/PLANTED_FAULTS
