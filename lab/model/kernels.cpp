@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #ifdef __AVX512BF16__
@@ -72,6 +73,18 @@ static inline void store(Number* to, floats x, int count) {
     Number padded[LANES];
     store(padded, x);
     memcpy(to, padded, count * sizeof(Number));
+}
+
+static inline int up_to_lanes(int64_t left) { return left < LANES ? left : LANES; }
+
+// Entries `from_apart` and `to_apart` from row to row.
+static void copy_rows(const bf16* from, int from_apart, bf16* to, int to_apart, int rows, int width) {
+    for (int i = 0; i < rows; i++) memcpy(to + i * to_apart, from + i * from_apart, width * sizeof(bf16));
+}
+
+// Of a block of keys what the i-th query of a block sees: all, or on the diagonal those up to its own.
+static inline floats seen_by(int i, bool is_diagonal, floats x, float unseen = 0.0f) {
+    return is_diagonal ? (LANE <= i ? x : all(unseen)) : x;
 }
 
 static inline floats maximum(floats a, floats b) { return a > b ? a : b; }
@@ -150,12 +163,12 @@ static inline floats partner(const Number* row, int j) {
     return load(row + (j + width / 2) % width);
 }
 
-// Rows of one head, `stride` apart, normed, turned and stored `apart` apart.
+// Rows of one head, `stride` apart, normed, turned and stored `apart` apart; `turns` are cosines [t k], then sines.
 template <int width>
-static void split_part(const bf16* x, int stride, bf16* y, int apart, const float* gain, const float* cosine,
-                       const float* sine, int length) {
+static void split_part(const bf16* x, int stride, bf16* y, int apart, const float* gain, const float* turns,
+                       int length) {
     for (int t = 0; t < length; t += LANES) {
-        const int rows = length - t < LANES ? length - t : LANES;
+        const int rows = up_to_lanes(length - t);
         const bf16* from[LANES];
         for (int i = 0; i < rows; i++) from[i] = x + (t + i) * stride;
         floats mean = {}, scale = {};
@@ -166,7 +179,7 @@ static void split_part(const bf16* x, int stride, bf16* y, int apart, const floa
                 const floats entry = load(from[i] + j);
                 store(normed + j, gain ? (entry - mean[i]) * scale[i] * load(gain + j) : entry);
             }
-            const float *cos_k = cosine + (t + i) * width, *sin_k = sine + (t + i) * width;
+            const float *cos_k = turns + (t + i) * width, *sin_k = cos_k + length * width;
             for (int j = 0; j < width; j += LANES)
                 store(y + (t + i) * apart + j,
                       partner<width>(normed, j) * load(sin_k + j) + load(normed + j) * load(cos_k + j));
@@ -176,10 +189,10 @@ static void split_part(const bf16* x, int stride, bf16* y, int apart, const floa
 
 template <int width>
 static void split_part_backward(const bf16* dy, int apart, const bf16* x, bf16* dx, int stride, const float* gain,
-                                float* dgain, const float* cosine, const float* sine, int length) {
+                                float* dgain, const float* turns, int length) {
     floats dgain_sum[width / LANES] = {};
     for (int t = 0; t < length; t += LANES) {
-        const int rows = length - t < LANES ? length - t : LANES;
+        const int rows = up_to_lanes(length - t);
         const bf16* from[LANES];
         float turned[LANES][width], normed[LANES][width];
         floats mean = {}, scale = {}, total[LANES] = {}, product[LANES] = {};
@@ -187,7 +200,7 @@ static void split_part_backward(const bf16* dy, int apart, const bf16* x, bf16* 
         if (gain) moments(from, rows, width, mean, scale);
         for (int i = 0; i < rows; i++) {
             const bf16* dy_k = dy + (t + i) * apart;
-            const float *cos_k = cosine + (t + i) * width, *sin_k = sine + (t + i) * width;
+            const float *cos_k = turns + (t + i) * width, *sin_k = cos_k + length * width;
             for (int j = 0; j < width; j += LANES) {
                 floats back = load(dy_k + j) * load(cos_k + j) - partner<width>(dy_k, j) * load(sin_k + j);
                 if (gain) {
@@ -216,7 +229,7 @@ static void split_part_backward(const bf16* dy, int apart, const bf16* x, bf16* 
 
 template <int width>
 static void split_heads_of(const bf16* qkv, bf16* const parts[3], const float* const gains[2],
-                           const float* const turns[2][2], int runs, int batch, int length, int heads) {
+                           const float* turns, int runs, int batch, int length, int heads) {
     const int stride = 3 * heads * width;
     for (int64_t sequence = 0; sequence < int64_t(runs) * batch; sequence++)
         for (int part = 0; part < 3; part++)
@@ -224,18 +237,18 @@ static void split_heads_of(const bf16* qkv, bf16* const parts[3], const float* c
                 const bf16* x = qkv + sequence * length * stride + (part * heads + head) * width;
                 bf16* y = parts[part] + (sequence * heads + head) * length * width;
                 if (part == 2) {
-                    for (int t = 0; t < length; t++) memcpy(y + t * width, x + t * stride, width * sizeof(bf16));
+                    copy_rows(x, stride, y, width, length, width);
                     continue;
                 }
                 const float* gain = gains[part] ? gains[part] + sequence / batch * width : nullptr;
-                split_part<width>(x, stride, y, width, gain, turns[part][0], turns[part][1], length);
+                split_part<width>(x, stride, y, width, gain, turns + 2 * part * length * width, length);
             }
 }
 
 template <int width>
 static void split_heads_backward_of(const bf16* const parts[3], const bf16* qkv, bf16* dqkv,
                                     const float* const gains[2], float* const dgains[2],
-                                    const float* const turns[2][2], int runs, int batch, int length, int heads) {
+                                    const float* turns, int runs, int batch, int length, int heads) {
     const int stride = 3 * heads * width;
     for (int64_t sequence = 0; sequence < int64_t(runs) * batch; sequence++)
         for (int part = 0; part < 3; part++)
@@ -244,14 +257,14 @@ static void split_heads_backward_of(const bf16* const parts[3], const bf16* qkv,
                 const bf16* dy = parts[part] + (sequence * heads + head) * length * width;
                 bf16* dx = dqkv + start;
                 if (part == 2) {
-                    for (int t = 0; t < length; t++) memcpy(dx + t * stride, dy + t * width, width * sizeof(bf16));
+                    copy_rows(dy, width, dx, stride, length, width);
                     continue;
                 }
                 const int64_t run = sequence / batch * width;
                 split_part_backward<width>(dy, width, qkv + start, dx, stride,
                                            gains[part] ? gains[part] + run : nullptr,
-                                           gains[part] ? dgains[part] + run : nullptr, turns[part][0],
-                                           turns[part][1], length);
+                                           gains[part] ? dgains[part] + run : nullptr, turns + 2 * part * length * width,
+                                           length);
             }
 }
 
@@ -363,29 +376,25 @@ struct Head {
         sums_of_rows.resize(rows);
     }
 
-    void split(const bf16* qkv, int stride, int part_apart, const float* const gains[2], const float* const turns[2][2]) {
+    void split(const bf16* qkv, int stride, int part_apart, const float* const gains[2], const float* turns) {
         if (padded > length || width > head_width)  // another run's may be NaN
             for (auto* each : {&q, &k, &v, &back}) std::fill(each->begin(), each->end(), 0);
-        split_part<head_width>(qkv, stride, q.data(), width, gains[0], turns[0][0], turns[0][1], length);
-        split_part<head_width>(qkv + part_apart, stride, k.data(), width, gains[1], turns[1][0], turns[1][1], length);
-        copy_rows(qkv + 2 * part_apart, stride, v.data(), width);
+        split_part<head_width>(qkv, stride, q.data(), width, gains[0], turns, length);
+        split_part<head_width>(qkv + part_apart, stride, k.data(), width, gains[1], turns + 2 * length * head_width,
+                               length);
+        copy_rows(qkv + 2 * part_apart, stride, v.data(), width, length, head_width);
         transpose((const pair*)k.data(), padded, width / 2, k_across.data());
-    }
-
-    void copy_rows(const bf16* from, int from_apart, bf16* to, int to_apart) const {
-        for (int t = 0; t < length; t++) memcpy(to + t * to_apart, from + t * from_apart, head_width * sizeof(bf16));
     }
 
     // Scores of sixteen queries from the t-th on, rounded, with those of later keys left out.
     floats score(int t, int i, int j) const {
-        const floats each = rounded(load(scores.data() + i * padded + j));
-        return j < t ? each : LANE <= i ? each : all(-INFINITY);
+        return seen_by(i, j == t, rounded(load(scores.data() + i * padded + j)), -INFINITY);
     }
 
     void forward(bf16* mixed, int stride, float* kept) {
         pair_rows(v.data(), padded, width, v_pairs.data());
         for (int t = 0; t < length; t += LANES) {
-            const int rows = length - t < LANES ? length - t : LANES, seen = round_up(t + LANES, DEPTH);
+            const int rows = up_to_lanes(length - t), seen = round_up(t + LANES, DEPTH);
             multiply(q.data() + t * width, width, k_across.data(), padded, scores.data(), padded, LANES, t + LANES, width);
             floats largest[LANES], total[LANES] = {};
             for (int i = 0; i < LANES; i++) {
@@ -395,9 +404,9 @@ struct Head {
             const floats most = across(largest, maximum);
             for (int i = 0; i < LANES; i++)
                 for (int j = 0; j <= t; j += LANES) {
-                    const floats each = exp(score(t, i, j) - most[i]), past = j < t ? each : LANE <= i ? each : floats{};
-                    store(scores.data() + i * padded + j, past);
-                    total[i] += past;
+                    const floats each = seen_by(i, j == t, exp(score(t, i, j) - most[i]));
+                    store(scores.data() + i * padded + j, each);
+                    total[i] += each;
                 }
             const floats scale = 1.0f / sums(total);
             for (int i = 0; i < LANES; i++)
@@ -428,8 +437,7 @@ struct Head {
                 const bool is_row = t + i < length;
                 const float most = is_row ? kept[2 * (t + i)] : 0.0f, scale = is_row ? kept[2 * (t + i) + 1] : 0.0f;
                 for (int j = 0; j <= t; j += LANES) {
-                    const floats each = exp(score(t, i, j) - most) * scale;
-                    const floats p = j < t ? each : LANE <= i ? each : floats{};
+                    const floats p = seen_by(i, j == t, exp(score(t, i, j) - most) * scale);
                     store(scores.data() + i * padded + j, p);
                     product[i] += p * rounded(load(dweights.data() + i * padded + j));
                 }
@@ -475,7 +483,7 @@ static void fetch(const bf16* from, int64_t entries, bool to_write = false) {
 
 template <int width>
 static void attention_of(const bf16* qkv, bf16* mixed, float* kept, const float* const gains[2],
-                         const float* const turns[2][2], int runs, int batch, int length, int heads) {
+                         const float* turns, int runs, int batch, int length, int heads) {
     const Tiles tiles;
     Head<width> head(length);
     const int inner = heads * width;
@@ -492,7 +500,7 @@ static void attention_of(const bf16* qkv, bf16* mixed, float* kept, const float*
 
 template <int width>
 static void attention_backward_of(const bf16* dmixed, const bf16* qkv, const float* kept, bf16* dqkv,
-                                  const float* const gains[2], float* const dgains[2], const float* const turns[2][2],
+                                  const float* const gains[2], float* const dgains[2], const float* turns,
                                   int runs, int batch, int length, int heads) {
     const Tiles tiles;
     Head<width> head(length);
@@ -506,7 +514,7 @@ static void attention_backward_of(const bf16* dmixed, const bf16* qkv, const flo
         for (int i = 0; i < heads; i++) {
             const int64_t start = sequence * length * stride + i * width;
             head.split(qkv + start, stride, inner, own, turns);
-            head.copy_rows(dmixed + sequence * length * inner + i * width, inner, head.back.data(), head.width);
+            copy_rows(dmixed + sequence * length * inner + i * width, inner, head.back.data(), head.width, length, width);
             head.backward_of_scores(kept + 2 * (sequence * heads + i) * length);
             pair_rows(head.q.data(), head.padded, head.width, head.q_pairs.data());
             head.multiply_transposed(head.dscores, head.q_pairs, head.k.data());
@@ -515,49 +523,46 @@ static void attention_backward_of(const bf16* dmixed, const bf16* qkv, const flo
             for (int part = 0; part < 2; part++)
                 split_part_backward<width>(dparts[part], head.width, qkv + start + part * inner,
                                            dqkv + start + part * inner, stride, own[part],
-                                           own[part] ? dgains[part] + run : nullptr, turns[part][0], turns[part][1],
+                                           own[part] ? dgains[part] + run : nullptr, turns + 2 * part * length * width,
                                            length);
-            for (int t = 0; t < length; t++)
-                memcpy(dqkv + start + 2 * inner + t * stride, head.v.data() + t * head.width, width * sizeof(bf16));
+            copy_rows(head.v.data(), head.width, dqkv + start + 2 * inner, stride, length, width);
         }
     }
 }
 #endif
 
-#define FOR_WIDTH(call)              \
-    switch (width) {                 \
-        case 16: call(16); break;    \
-        case 32: call(32); break;    \
-        case 64: call(64); break;    \
-        case 128: call(128); break;  \
+// Call a function with the width of a head as a constant.
+template <class Function>
+static void for_width(int64_t width, Function call) {
+    switch (width) {
+        case 16: return call(std::integral_constant<int, 16>());
+        case 32: return call(std::integral_constant<int, 32>());
+        case 64: return call(std::integral_constant<int, 64>());
+        case 128: return call(std::integral_constant<int, 128>());
     }
+}
 
 extern "C" {
 
 void split_heads(const bf16* qkv, bf16* q, bf16* k, bf16* v, const float* q_gain, const float* k_gain,
-                 const float* turns, int64_t runs, int64_t batch, int64_t length, int64_t heads,
-                 int64_t width) {
+                 const float* turns, int64_t runs, int64_t batch, int64_t length, int64_t heads, int64_t width) {
     bf16* const parts[3] = {q, k, v};
     const float* const gains[2] = {q_gain, k_gain};
-    const int64_t table = int64_t(length) * width;
-    const float* const each[2][2] = {{turns, turns + table}, {turns + 2 * table, turns + 3 * table}};
-#define CALL(WIDTH) split_heads_of<WIDTH>(qkv, parts, gains, each, runs, batch, length, heads)
-    FOR_WIDTH(CALL)
-#undef CALL
+    for_width(width, [&](auto constant) {
+        split_heads_of<constant>(qkv, parts, gains, turns, runs, batch, length, heads);
+    });
 }
 
 void split_heads_backward(const bf16* dq, const bf16* dk, const bf16* dv, const bf16* qkv, bf16* dqkv,
                           const float* q_gain, const float* k_gain, float* dq_gain, float* dk_gain,
                           const float* turns, int64_t runs, int64_t batch, int64_t length, int64_t heads,
-                 int64_t width) {
+                          int64_t width) {
     const bf16* const parts[3] = {dq, dk, dv};
     const float* const gains[2] = {q_gain, k_gain};
     float* const dgains[2] = {dq_gain, dk_gain};
-    const int64_t table = int64_t(length) * width;
-    const float* const each[2][2] = {{turns, turns + table}, {turns + 2 * table, turns + 3 * table}};
-#define CALL(WIDTH) split_heads_backward_of<WIDTH>(parts, qkv, dqkv, gains, dgains, each, runs, batch, length, heads)
-    FOR_WIDTH(CALL)
-#undef CALL
+    for_width(width, [&](auto constant) {
+        split_heads_backward_of<constant>(parts, qkv, dqkv, gains, dgains, turns, runs, batch, length, heads);
+    });
 }
 
 #ifdef __AMX_BF16__
@@ -566,11 +571,9 @@ int multiplies_tiles() { return !syscall(SYS_arch_prctl, 0x1023, 18); }  // asks
 void attention(const bf16* qkv, bf16* mixed, float* kept, const float* q_gain, const float* k_gain,
                const float* turns, int64_t runs, int64_t batch, int64_t length, int64_t heads, int64_t width) {
     const float* const gains[2] = {q_gain, k_gain};
-    const int64_t table = length * width;
-    const float* const each[2][2] = {{turns, turns + table}, {turns + 2 * table, turns + 3 * table}};
-#define CALL(WIDTH) attention_of<WIDTH>(qkv, mixed, kept, gains, each, runs, batch, length, heads)
-    FOR_WIDTH(CALL)
-#undef CALL
+    for_width(width, [&](auto constant) {
+        attention_of<constant>(qkv, mixed, kept, gains, turns, runs, batch, length, heads);
+    });
 }
 
 void attention_backward(const bf16* dmixed, const bf16* qkv, const float* kept, bf16* dqkv, const float* q_gain,
@@ -578,12 +581,9 @@ void attention_backward(const bf16* dmixed, const bf16* qkv, const float* kept, 
                         int64_t batch, int64_t length, int64_t heads, int64_t width) {
     const float* const gains[2] = {q_gain, k_gain};
     float* const dgains[2] = {dq_gain, dk_gain};
-    const int64_t table = length * width;
-    const float* const each[2][2] = {{turns, turns + table}, {turns + 2 * table, turns + 3 * table}};
-#define CALL(WIDTH) \
-    attention_backward_of<WIDTH>(dmixed, qkv, kept, dqkv, gains, dgains, each, runs, batch, length, heads)
-    FOR_WIDTH(CALL)
-#undef CALL
+    for_width(width, [&](auto constant) {
+        attention_backward_of<constant>(dmixed, qkv, kept, dqkv, gains, dgains, turns, runs, batch, length, heads);
+    });
 }
 #else
 int multiplies_tiles() { return 0; }
@@ -595,19 +595,18 @@ void causal_softmax(const bf16* scores, bf16* weights, float* kept, int64_t matr
     std::vector<floats> exps(columns * LANES);
     for (int64_t matrix = 0; matrix < matrices; matrix++)
         for (int t = 0; t < length; t += LANES) {
-            const int rows = length - t < LANES ? length - t : LANES, last = t / LANES;
+            const int rows = up_to_lanes(length - t), last = t / LANES;
             const bf16* x = scores + (matrix * length + t) * length;
             bf16* y = weights + (matrix * length + t) * length;
             floats largest[LANES], total[LANES] = {};
             for (int i = 0; i < rows; i++) {
-                const floats diagonal = load(x + i * length + t, length - t);
-                largest[i] = LANE <= i ? diagonal : all(-INFINITY);
+                largest[i] = seen_by(i, true, load(x + i * length + t, length - t), -INFINITY);
                 for (int j = 0; j < last; j++) largest[i] = maximum(load(x + i * length + j * LANES), largest[i]);
             }
             const floats most = across(largest, maximum);
             for (int i = 0; i < rows; i++) {
                 const floats diagonal = exp(load(x + i * length + t, length - t) - most[i]);
-                total[i] = exps[i * columns + last] = LANE <= i ? diagonal : floats{};
+                total[i] = exps[i * columns + last] = seen_by(i, true, diagonal);
                 for (int j = 0; j < last; j++) {
                     exps[i * columns + j] = exp(load(x + i * length + j * LANES) - most[i]);
                     total[i] += exps[i * columns + j];
@@ -630,7 +629,7 @@ void causal_softmax_backward(const bf16* dweights, const bf16* scores, const flo
     std::vector<floats> weights(columns * LANES);
     for (int64_t matrix = 0; matrix < matrices; matrix++)
         for (int t = 0; t < length; t += LANES) {
-            const int rows = length - t < LANES ? length - t : LANES, last = t / LANES;
+            const int rows = up_to_lanes(length - t), last = t / LANES;
             const int64_t start = (matrix * length + t) * length;
             floats product[LANES] = {};
             for (int i = 0; i < rows; i++) {
@@ -639,9 +638,8 @@ void causal_softmax_backward(const bf16* dweights, const bf16* scores, const flo
                     const int64_t at = start + i * length + j * LANES;
                     const int count = length - j * LANES;
                     const floats p = exp(load(scores + at, count) - most) * scale;
-                    const floats term = p * load(dweights + at, count);  // NaN in the future must not enter the sum
-                    weights[i * columns + j] = j < last ? p : LANE <= i ? p : floats{};
-                    product[i] += j < last ? term : LANE <= i ? term : floats{};
+                    weights[i * columns + j] = seen_by(i, j == last, p);
+                    product[i] += seen_by(i, j == last, p * load(dweights + at, count));  // the unseen may be NaN
                 }
             }
             const floats mean = sums(product);
@@ -650,8 +648,8 @@ void causal_softmax_backward(const bf16* dweights, const bf16* scores, const flo
                     const int64_t at = start + i * length + j * LANES;
                     const int count = length - j * LANES;
                     floats back = {};
-                    if (j <= last) back = weights[i * columns + j] * (load(dweights + at, count) - mean[i]);
-                    if (j == last) back = LANE <= i ? back : floats{};
+                    if (j <= last)
+                        back = seen_by(i, j == last, weights[i * columns + j] * (load(dweights + at, count) - mean[i]));
                     store(dscores + at, back, count);
                 }
         }
@@ -659,7 +657,7 @@ void causal_softmax_backward(const bf16* dweights, const bf16* scores, const flo
 
 void gelu(const bf16* x, bf16* y, int64_t entries) {
     for (int64_t i = 0; i < entries; i += LANES) {
-        const int count = entries - i < LANES ? entries - i : LANES;
+        const int count = up_to_lanes(entries - i);
         const floats entry = load(x + i, count);
         store(y + i, entry * gelu_gate(entry, entry * entry), count);
     }
@@ -667,7 +665,7 @@ void gelu(const bf16* x, bf16* y, int64_t entries) {
 
 void gelu_backward(const bf16* dy, const bf16* x, bf16* dx, int64_t entries) {
     for (int64_t i = 0; i < entries; i += LANES) {
-        const int count = entries - i < LANES ? entries - i : LANES;
+        const int count = up_to_lanes(entries - i);
         const floats entry = load(x + i, count), square = entry * entry, gate = gelu_gate(entry, square);
         const floats bend = entry * (square * (3 * GELU_SLOPE * GELU_CUBE) + GELU_SLOPE);
         store(dx + i, load(dy + i, count) * (gate + bend * (gate - gate * gate)), count);
@@ -676,7 +674,7 @@ void gelu_backward(const bf16* dy, const bf16* x, bf16* dx, int64_t entries) {
 
 void layer_norm(const float* x, bf16* y, const float* gain, int64_t runs, int64_t tokens, int64_t width) {
     for (int64_t row = 0; row < runs * tokens; row += LANES) {
-        const int rows = runs * tokens - row < LANES ? runs * tokens - row : LANES;
+        const int rows = up_to_lanes(runs * tokens - row);
         const float* from[LANES];
         for (int i = 0; i < rows; i++) from[i] = x + (row + i) * width;
         floats mean, scale;
@@ -695,7 +693,7 @@ void layer_norm_backward(const bf16* dy, const float* x, const float* gain, floa
         const float* gain_d = gain + int64_t(run) * width;
         float* dgain_d = dgain + int64_t(run) * width;
         for (int64_t token = 0; token < tokens; token += LANES) {
-            const int rows = tokens - token < LANES ? tokens - token : LANES;
+            const int rows = up_to_lanes(tokens - token);
             const int64_t row = run * tokens + token;
             const float* from[LANES];
             for (int i = 0; i < rows; i++) from[i] = x + (row + i) * width;
@@ -743,7 +741,7 @@ static floats log_sum_exp(const bf16* x, int rows, int width) {
 
 void token_loss(const bf16* logits, const int64_t* targets, float* loss, float* log_z, int64_t tokens, int64_t width) {
     for (int64_t token = 0; token < tokens; token += LANES) {
-        const int rows = tokens - token < LANES ? tokens - token : LANES;
+        const int rows = up_to_lanes(tokens - token);
         const floats log_sum = log_sum_exp(logits + token * width, rows, width);
         store(log_z + token, log_sum, rows);
         for (int i = 0; i < rows; i++) {

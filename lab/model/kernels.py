@@ -31,12 +31,12 @@ _operations = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped
 
 def can_take(x: Tensor, dtype: torch.dtype = torch.bfloat16) -> bool:
     """Whether there are kernels for this tensor: of this precision, on a CPU that multiplies bf16 fast."""
-    return x.dtype is dtype and x.device.type == "cpu" and machine.multiplies_bf16() and _library() is not None
+    return x.dtype is dtype and x.device.type == "cpu" and _library() is not None
 
 
 @cache
 def _library() -> Any:
-    return machine.compiled_library(SOURCE)
+    return machine.compiled_library(SOURCE) if machine.multiplies_bf16() else None
 
 
 @cache
