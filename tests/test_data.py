@@ -135,7 +135,7 @@ def test_the_unigram_loss_is_that_of_frequencies_alone(corpus: Corpus) -> None:
 def test_committed_records_get_the_unigram_loss_of_their_data() -> None:
     known, made = load(UNIGRAM_LOSSES), build(DATA["trigram"], {}, "data").open()
     assert known[made.fingerprint] == pytest.approx(made.loss_unigram(64), abs=1e-6)
-    runs = store.read(results() / "quickstart").runs
+    runs = store.read(results() / "quickstart_fp32").runs
     assert set(runs["loss_unigram"]) == {known[runs["data_fingerprint"].iloc[0]]}
     assert (runs["loss_unigram"] > runs["loss_bigram"]).all()
 

@@ -178,14 +178,16 @@ def test_the_counts_by_subject_are_those_of_the_claims() -> None:
 
 def test_the_numbers_of_its_page_are_those_of_the_committed_quickstart() -> None:
     page = (HOME / "docs" / "quickstart.md").read_text(encoding="utf-8")
-    made = study([HOME / "results" / "quickstart"])
     number = r"\d\.\d{3} ± \d\.\d{3}"
-    quoted = re.findall(number, page)
-    assert quoted == re.findall(number, " ".join(findings.headline(made.pairs)))
-    assert len(quoted) == 4
-    first_lost = made.seeds.groupby("arm")["eta_div"]
-    assert first_lost.apply(set).to_dict()["without qk-layernorm"] == {0.1}
-    assert first_lost.count().to_dict()["with qk-layernorm"] == 0
+    made = list[str]()
+    for folder in ("quickstart", "quickstart_fp32"):
+        of_folder = study([RESULTS / folder])
+        made += re.findall(number, " ".join(findings.headline(of_folder.pairs)))
+        first_lost = of_folder.seeds.groupby("arm")["eta_div"]
+        assert first_lost.apply(set).to_dict()["without qk-layernorm"] == {0.1}
+        assert first_lost.count().to_dict()["with qk-layernorm"] == 0
+    assert re.findall(number, page) == made
+    assert len(made) == 8
     assert "from learning rate 0.1 on" in " ".join(page.split())
 
 

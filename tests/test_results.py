@@ -47,7 +47,7 @@ def test_the_readme_of_the_results_tells_of_every_folder() -> None:
 
 
 def test_every_sweep_of_the_paper_has_results() -> None:
-    assert {folder.name for folder in FOLDERS} - {BOARD} == set(shipped.sweeps()) - {"smoke"}
+    assert {folder.name for folder in FOLDERS} - {BOARD, "quickstart_fp32"} == set(shipped.sweeps()) - {"smoke"}
 
 
 def test_sweeps_on_other_text_are_those_that_make_trains() -> None:

@@ -802,7 +802,7 @@ def test_the_page_shows_what_its_commands_and_its_code_print(
 
 
 def test_the_tables_of_the_page_are_runs_of_the_lab() -> None:
-    own = study("results/quickstart").curves["total"].map(lambda interval: interval.mean)
+    own = study("results/quickstart_fp32").curves["total"].map(lambda interval: interval.mean)
     read = from_frame(pd.read_csv(DOCS / "tables" / "my_trainer.csv"), initial_loss="eval/loss_at_step_0").curves
     assert read["total"].map(lambda interval: interval.mean).tolist() == pytest.approx(own.tolist())
     for name, folder in (("two_arms", "qk_layernorm"), ("warm_up", "warm_up")):
