@@ -263,8 +263,8 @@ static void split_heads_backward_of(const bf16* const parts[3], const bf16* qkv,
                 const int64_t run = sequence / batch * width;
                 split_part_backward<width>(dy, width, qkv + start, dx, stride,
                                            gains[part] ? gains[part] + run : nullptr,
-                                           gains[part] ? dgains[part] + run : nullptr, turns + 2 * part * length * width,
-                                           length);
+                                           gains[part] ? dgains[part] + run : nullptr,
+                                           turns + 2 * part * length * width, length);
             }
 }
 
@@ -395,7 +395,8 @@ struct Head {
         pair_rows(v.data(), padded, width, v_pairs.data());
         for (int t = 0; t < length; t += LANES) {
             const int rows = up_to_lanes(length - t), seen = round_up(t + LANES, DEPTH);
-            multiply(q.data() + t * width, width, k_across.data(), padded, scores.data(), padded, LANES, t + LANES, width);
+            multiply(q.data() + t * width, width, k_across.data(), padded, scores.data(), padded, LANES, t + LANES,
+                     width);
             floats largest[LANES], total[LANES] = {};
             for (int i = 0; i < LANES; i++) {
                 largest[i] = score(t, i, t);
@@ -430,8 +431,10 @@ struct Head {
         pair_rows(back.data(), padded, width, back_pairs.data());
         for (int t = 0; t < padded; t += LANES) {
             const int columns = t + LANES, seen = round_up(columns, DEPTH);
-            multiply(q.data() + t * width, width, k_across.data(), padded, scores.data(), padded, LANES, columns, width);
-            multiply(back.data() + t * width, width, v_across.data(), padded, dweights.data(), padded, LANES, columns, width);
+            multiply(q.data() + t * width, width, k_across.data(), padded, scores.data(), padded, LANES, columns,
+                     width);
+            multiply(back.data() + t * width, width, v_across.data(), padded, dweights.data(), padded, LANES, columns,
+                     width);
             floats product[LANES] = {};
             for (int i = 0; i < LANES; i++) {
                 const bool is_row = t + i < length;
@@ -451,7 +454,8 @@ struct Head {
                     store(dscores.data() + at,
                           j <= t ? p * (rounded(load(dweights.data() + i * padded + j)) - mean[i]) : floats{});
                 }
-            multiply(dscores.data() + t * padded, padded, k_pairs.data(), width, sums_of_rows.data(), width, LANES, width, seen);
+            multiply(dscores.data() + t * padded, padded, k_pairs.data(), width, sums_of_rows.data(), width, LANES,
+                     width, seen);
             round_rows(sums_of_rows.data(), back.data() + t * width, LANES);
         }
     }
@@ -493,7 +497,8 @@ static void attention_of(const bf16* qkv, bf16* mixed, float* kept, const float*
         fetch(qkv + sequence * length * 3 * inner, length * 3 * inner);
         for (int i = 0; i < heads; i++) {
             head.split(qkv + sequence * length * 3 * inner + i * width, 3 * inner, inner, own, turns);
-            head.forward(mixed + sequence * length * inner + i * width, inner, kept + 2 * (sequence * heads + i) * length);
+            head.forward(mixed + sequence * length * inner + i * width, inner,
+                         kept + 2 * (sequence * heads + i) * length);
         }
     }
 }
@@ -514,7 +519,8 @@ static void attention_backward_of(const bf16* dmixed, const bf16* qkv, const flo
         for (int i = 0; i < heads; i++) {
             const int64_t start = sequence * length * stride + i * width;
             head.split(qkv + start, stride, inner, own, turns);
-            copy_rows(dmixed + sequence * length * inner + i * width, inner, head.back.data(), head.width, length, width);
+            copy_rows(dmixed + sequence * length * inner + i * width, inner, head.back.data(), head.width, length,
+                      width);
             head.backward_of_scores(kept + 2 * (sequence * heads + i) * length);
             pair_rows(head.q.data(), head.padded, head.width, head.q_pairs.data());
             head.multiply_transposed(head.dscores, head.q_pairs, head.k.data());
