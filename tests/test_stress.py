@@ -76,6 +76,7 @@ from lab.report.answer import Answer
 from lab.sweeping import own_code
 from lab.sweeping.bench import Bench, compose_settings
 from lab.sweeping.launch import Composed
+from lab.sweeping.request import options_and_overrides
 from planted import cards as planted_cards
 from sampling import few
 from score_crash_test import score_records
@@ -654,6 +655,19 @@ def test_the_command_trains_what_is_missing_and_leaves_a_card(capsys: pytest.Cap
     assert content["tests"][0]["name"] == "lr_x10"
     assert {path: path.stat().st_mtime_ns for path in Path("card/runs").glob("*/run.json")} == before
     assert store.commands(Path("card"))[0].startswith("lab stress ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "overrides"),
+    [
+        ([], []),
+        (["steps=2"], ["steps=2"]),
+        (["--optimizer", "own.py:make=1", "seed=0,1"], ["seed=0,1"]),
+        (["olmo2", "--json", "~schedule"], ["~schedule"]),
+    ],
+)
+def test_words_are_told_from_the_values_of_options(arguments: list[str], overrides: list[str]) -> None:
+    assert options_and_overrides("stress", arguments)[1] == overrides
 
 
 @pytest.mark.usefixtures("here")

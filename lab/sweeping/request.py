@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import compress
+from itertools import compress, pairwise
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, NoReturn
@@ -167,8 +167,8 @@ def options_and_overrides(command: str, arguments: Sequence[str]) -> tuple[argpa
         RequestError: an option is unknown, lacks its value, or takes none.
     """
     values = [option for option, takes in usage.COMMANDS[command].parsed_options.items() if takes]
-    is_value = [before in values for before in ["", *arguments[:-1]]]  # and no override, even if it has "="
-    is_word = [is_override(word) and not value for word, value in zip(arguments, is_value, strict=True)]
+    # the value of an option is no override, even if it has "="
+    is_word = [is_override(word) and before not in values for before, word in pairwise(["", *arguments])]
     given = usage.OptionParser(command).read([word for word, skip in zip(arguments, is_word, strict=True) if not skip])
     return given, list(compress(arguments, is_word))
 
