@@ -753,6 +753,53 @@ def test_logits_of_one_block_that_leap_apart_from_the_others_are_said(
     assert not findings(planted(tmp_path / "probes.jsonl", of_small, every))
 
 
+@pytest.mark.parametrize(("early", "parts"), [(1.0, [["block2"]]), (2.0, [])])
+def test_an_output_that_leaves_others_as_it_did_while_all_were_learning_is_no_alarm(
+    early: float, parts: list[list[str]], tmp_path: Path
+) -> None:
+    at_once = [times(factor, "block_rms/block2", "block_rms/block3", at=at) for factor, at in ((early, 15), (2.5, AT))]
+    assert [found.parts for found in findings(planted(tmp_path / "probes.jsonl", both(*at_once)))] == parts
+
+
+@pytest.mark.parametrize(("factor", "outcome"), [(2.0, "alarm"), (1.0, "changed without harm")])
+def test_an_output_that_leaves_others_is_no_alarm_where_neither_loss_nor_gradients_grow(
+    factor: float, outcome: str, tmp_path: Path
+) -> None:
+    fault = both(
+        varies("grad_norm", 1.0), times(factor, "grad_norm"), times(2.5, "block_rms/block2", "block_rms/block3")
+    )
+    made = diagnose(read_recording(planted(tmp_path / "probes.jsonl", fault)))
+    assert made.checks["output against other blocks"] == outcome
+    assert [found.parts for found in made.findings] == [["block2"]] * (outcome == "alarm")
+
+
+@pytest.mark.parametrize(("ahead", "kind"), [(0.4, "attention"), (0.0, "activations")])
+def test_code_after_which_attention_has_another_mask_is_of_attention(ahead: float, kind: str, tmp_path: Path) -> None:
+    columns = [f"attention_ahead/{block}" for block in BLOCKS]
+    fault = both(holds(0.0, *columns), sets(ahead, *columns), calls(*BLOCKS, usual="masked_fill(-inf)", then=""))
+    (found,) = findings(planted(tmp_path / "probes.jsonl", fault))
+    assert (found.kind, found.step) == (kind, AT)
+
+
+@pytest.mark.parametrize(("loss", "kinds"), [(-1.0, []), (0.0, ["data"])])
+def test_gradients_that_grow_with_what_is_learned_are_no_alarm(loss: float, kinds: list[str], tmp_path: Path) -> None:
+    def learn(row: Row, step: int) -> None:
+        row["loss"] += loss * min(1.0, max(0.0, (step - AT) / 20))
+
+    fault = both(learn, times(12, *of_all("grad_rms"), until=AT + 20))
+    assert [found.kind for found in findings(planted(tmp_path / "probes.jsonl", fault))][:1] == kinds
+
+
+def test_the_end_of_a_steep_fall_of_the_loss_is_no_rise(tmp_path: Path) -> None:
+    def learn(row: Row, step: int) -> None:
+        random = np.random.default_rng(step)
+        row["loss"] = 3 - 1.5 / (1 + math.exp((AT - step) / 2)) + random.normal(0, 0.002 if step < AT else 0.01)
+
+    out = planted(tmp_path / "probes.jsonl", learn)
+    assert not findings(out)
+    assert not any(find_alarms(out).events.values())
+
+
 @pytest.mark.parametrize(("factor", "parts"), [(3.5, [["block2"]]), (2.5, [])])
 def test_weights_that_moved_three_times_as_far_as_updates_explain_are_said(
     factor: float, parts: list[list[str]], tmp_path: Path
@@ -926,13 +973,13 @@ def test_a_policy_that_is_the_one_that_samples_in_some_rows_is_judged_by_the_oth
     assert (found.kind, found.since, found.step) == ("policy", AT - 5, AT)
 
 
-@pytest.mark.parametrize(("reward", "kinds"), [(0.95, []), (0.0, ["groups"])])
+@pytest.mark.parametrize(("reward", "share", "kinds"), [(0.95, 1.0, []), (0.95, 0.8, []), (0.0, 1.0, ["groups"])])
 def test_groups_that_all_get_the_highest_reward_have_nothing_left_to_learn(
-    reward: float, kinds: list[str], tmp_path: Path
+    reward: float, share: float, kinds: list[str], tmp_path: Path
 ) -> None:
     def solve(row: Row, step: int) -> None:
         if "lr" in row:
-            row["reward"], row["zero_variance_groups"] = reward * min(1.0, 0.5 + step / 200), float(step >= AT)
+            row["reward"], row["zero_variance_groups"] = reward * min(1.0, 0.5 + step / 200), share * (step >= AT)
             row |= {f"gradient_zero/{part}": ["w.1"] for part in PARTS} if step >= AT else {}
             row |= {f"grad_below_eps/{part}": 1.0 for part in PARTS} if step >= AT else {}
 
@@ -1108,6 +1155,13 @@ def test_a_batch_that_repeats_shows_in_a_loss_without_noise(noise: float, tmp_pa
 
     (found,) = findings(planted(tmp_path / "probes.jsonl", repeat))
     assert (found.kind, found.parts, found.since, found.step) == ("data", [], AT, AT + 5)
+
+
+def test_a_loss_that_vanishes_has_less_noise_and_repeats_no_batch(tmp_path: Path) -> None:
+    def vanish(row: Row, step: int) -> None:
+        row["loss"] = 3 * math.exp(-step / 20 + np.random.default_rng(step).normal(0, 0.05))
+
+    assert not findings(planted(tmp_path / "probes.jsonl", vanish))
 
 
 def test_an_output_that_leaves_those_of_other_blocks_is_seen_in_three_rows(tmp_path: Path) -> None:

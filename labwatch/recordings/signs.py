@@ -20,7 +20,7 @@ from lab.analysis.runaway import read_runaways
 from lab.analysis.spikes.trend import loss_spikes
 from lab.core import shipped
 from lab.core.windows import Numbers
-from labwatch.recordings.moves import TINY, USUAL, Move, moves_of
+from labwatch.recordings.moves import TIMES_LARGEST, TINY, USUAL, Move, moves_of
 from labwatch.recordings.recording import (
     DECAYS,
     MAX_NORM,
@@ -50,14 +50,16 @@ SURE, LIKELIER = 3.0, 0.5
 # Weights have moved by more than their updates can if it is so many times what these explain. The first are small.
 BEYOND_UPDATES, OF_FIRST = 3.0, 2.0
 # What a block makes of its input, or its attention logits, change apart from the others if their logarithm changes by
-# so much more, and by so many times the median spread of the others. Logits smaller than the least are harmless.
+# so much more, by so many times the median spread of the others, and by ``TIMES_LARGEST`` times as much as ever: blocks
+# drift apart while they learn, each at its own time. Logits smaller than the least are harmless.
 APART, LOGITS_APART, SPREADS, LEAST_LOGIT = 0.7, 2.0, 8.0, 1.0
 # Gradients change apart from those of the next part by this factor.
 GRADIENTS_APART = 3.0
 # What functions and weights of attention are called. Code that changes is of attention, too, if in the first of its
-# blocks logits change by this factor. What only gradients notice: functions that keep all values, and a weight that is
-# taken out of the graph.
-OF_ATTENTION, ATTENTION_LEAPS = r"att(n|ention)(\.|_func|_forward)|dot_product_attention|flex_attention", 2.0
+# blocks logits change by this factor, or what its mask leaves does by this share. What only gradients notice: functions
+# that keep all values, and a weight that is taken out of the graph.
+OF_ATTENTION = r"att(n|ention)(\.|_func|_forward)|dot_product_attention|flex_attention"
+ATTENTION_LEAPS, OTHER_MASK = 2.0, 0.01
 OF_ATTENTION_MODULE = r"[ .](self_)?att(n|ention)\."
 KEEPS_VALUES, TAKEN_OUT = re.compile("(no longer|now) (detach|clone|contiguous|alias|requires_grad_)"), "now detach of"
 FORMAT = re.compile(r" in b?float\d+$")
@@ -180,12 +182,12 @@ class Readings:
         }
         warm = int(np.argmin(np.append(np.diff(self.column("lr")) > 0, False)))
         self.is_of_rewards = self.has("reward")  # where the loss says little, and is in no unit
-        settled_step = _settled_step(recording, self.is_of_rewards)
-        self.settled = max(warm, self.row_of(settled_step))  # the row after which changes are judged
-        self.teach_nothing_m = self.column("zero_variance_groups") == 1  # so that gradients are zero
+        settled = _settled_step(recording.loss_step_n, recording.loss_n, is_of_rewards=self.is_of_rewards)
+        self.settled = max(warm, self.row_of(settled))  # the row after which changes are judged
         self.solved_m = _solved(self.column("reward"))
-        rises = [] if self.is_of_rewards else _rises_of_loss(recording)
-        self.rises = [rise for rise in rises if rise.first > settled_step]
+        # so that gradients are zero, or small
+        self.teach_nothing_m = (self.column("zero_variance_groups") == 1) | self.solved_m
+        self.rises = [] if self.is_of_rewards else rises_of_loss(recording.loss_step_n, recording.loss_n)
 
     def column(self, name: str, place: str = "") -> Numbers:
         """A measurement ``[m]``; gradients of a part are those before they were clipped by the norm of all."""
@@ -247,26 +249,30 @@ def _solved(reward_m: Numbers) -> NDArray[np.bool_]:
     return solved_m
 
 
-def _settled_step(recording: Recording, is_of_rewards: bool) -> float:
+def _settled_step(step_n: NDArray[np.int64], loss_n: Numbers, *, is_of_rewards: bool = False) -> float:
     """The first step by which the fall of the loss slowed down, if it need fall; infinite if none is."""
-    loss_n, end = recording.loss_n, FEWEST_STEPS
+    end = FEWEST_STEPS
     while end <= len(loss_n):
         first, middle, last = (np.median(part_n) for part_n in np.split(loss_n[:end], [end // 4, end - end // 4]))
         if is_of_rewards or first - middle >= middle - last:
-            return int(recording.loss_step_n[end - 1])
+            return int(step_n[end - 1])
         end += end // 4
     return math.inf
 
 
-def _rises_of_loss(recording: Recording) -> list[Rise]:
-    """The loss spikes, from the first step to that of the ending."""
-    step_n, loss_n = recording.loss_step_n, recording.loss_n
-    found = list[Rise]()
+def rises_of_loss(step_n: NDArray[np.int64], loss_n: Numbers) -> list[Rise]:
+    """The loss spikes ``[n]``, from the first step to that of the ending, without those of the first steps."""
+    settled, found = _settled_step(step_n, loss_n), list[Rise]()
+    if math.isinf(settled):
+        settled = int(step_n[:FEWEST_STEPS].max(initial=0))
     for span in loss_spikes(step_n, loss_n):
         end = len(step_n) - 1 if span.end is None or span.ending in ("stuck", "diverged") else span.end
+        before_n = loss_n[max(0, span.first - STEP_LASTS) : span.first]
+        mean, before = np.nanmean(loss_n[span.first : end + 1]), np.nanmedian(before_n)
         rise_n = loss_n[span.first : end + 1] - span.usual
         is_step = end - span.first >= STEP_LASTS and rise_n[0] >= rise_n.max() / 2
-        found.append(Rise(int(step_n[span.first]), int(step_n[end]), bool(is_step)))
+        if step_n[span.first] > settled and not mean < before:  # it may fall more slowly after a steep fall
+            found.append(Rise(int(step_n[span.first]), int(step_n[end]), bool(is_step)))
     return found
 
 
@@ -630,7 +636,9 @@ def _kind_of_code(read: Readings, row: int, places: Collection[str], functions: 
         return "router"
     first = [block for block in read.blocks if block in places][:1]
     change = [abs(read.change("attention_logit_max", block, row).change) for block in first]
+    masks = [read.change(name, block, row) for name in ("attention_ahead", "attention_seen") for block in first]
     leaps = any(math.log(ATTENTION_LEAPS) < size < math.inf for size in change)
+    leaps |= any(abs(mask.value - mask.usual) > OTHER_MASK for mask in masks)
     return "attention" if leaps or all(re.search(OF_ATTENTION, name) for name in functions) else "activations"
 
 
@@ -712,27 +720,30 @@ def gradients_apart(read: Readings) -> Iterator[Sign]:
                 return
 
 
-def _changes(read: Readings, value_m: Numbers) -> Numbers:
-    """The logarithm of the factor to each row from the last one before that is finite; NaN where none is judged."""
+def _changes(value_m: Numbers) -> Numbers:
+    """The logarithm of the factor to each row from the last one before that is finite; NaN where it is not."""
     row_n = np.flatnonzero(np.isfinite(value_m))
     change_m = np.full(len(value_m) - 1, math.nan)
     change_m[row_n[1:] - 1] = np.diff(np.log(np.maximum(value_m[row_n], TINY)))
-    change_m[: read.settled] = math.nan
     return change_m
 
 
 def _apart(read: Readings, value_pm: Mapping[str, Numbers], least: float, quantity: str, kind: str) -> Iterator[Sign]:
     """The first row at which the logarithm of a block changed by so much more or less than those of the others."""
-    change_pm = {block: _changes(read, value_m) for block, value_m in value_pm.items()}
+    change_pm = {block: _changes(value_m) for block, value_m in value_pm.items()}
     for block, change_m in change_pm.items():
         others_pm = np.array([of_other_m for other, of_other_m in change_pm.items() if other != block])
         if len(others_pm) > 1:
             usual_m = np.median(others_pm, axis=0)
             spread_m = np.median(np.abs(others_pm - usual_m), axis=0)
-            apart_m = np.abs(change_m - usual_m) > np.maximum(least, SPREADS * spread_m)
-            if apart_m.any():
-                row = int(np.argmax(apart_m)) + 1
-                yield Sign(kind, row, [block], [read.change(quantity, block, row)])
+            away_m = np.nan_to_num(np.abs(change_m - usual_m))
+            largest_m = np.append(0.0, np.maximum.accumulate(away_m)[:-1])
+            is_apart_m = away_m > np.maximum(least, np.maximum(SPREADS * spread_m, TIMES_LARGEST * largest_m))
+            is_apart_m[: read.settled] = False
+            if is_apart_m.any():
+                row = int(np.argmax(is_apart_m)) + 1
+                moves = [read.change(quantity, block, row)]  # without code or weights that changed, it may be learned
+                yield Sign(kind, row, [block], moves, is_harmless=_is_harmless(read, row))
 
 
 def _differs(value_n: Numbers) -> NDArray[np.bool_]:
@@ -807,9 +818,23 @@ def moved(read: Readings, name: str) -> Iterator[Sign]:
                 away = min(away, abs(move._replace(value=float(read.column(name, place)[move.row])).change))
             if "of_batch" in known and away > math.log(least):
                 yield Sign(known["kind"], move.row, parts, [move], is_exact=True)
+            elif known["kind"] in ("gradients", "optimizer") and _falls_faster(read, move.row):
+                continue  # it grows with what is learned
             elif move.row > read.settled and away > math.log(least) * (1 + is_learned):
                 yield Sign(known["kind"], move.row, parts, [move])
     yield from _beyond_level(read, name, known) if "level" in known else ()
+
+
+def _falls_faster(read: Readings, row: int) -> bool:
+    """Whether the loss falls faster from a row on than before."""
+    recording = read.recording
+    at = int(np.searchsorted(recording.loss_step_n, read.step_m[row]))
+    windows = [slice(max(0, at + k * STEP_LASTS), max(0, at + (k + 1) * STEP_LASTS)) for k in (-2, -1, 0)]
+    earlier_n, before_n, after_n = (recording.loss_n[window] for window in windows)
+    if not len(earlier_n) or not len(after_n):
+        return False
+    earlier, before, after = map(np.median, (earlier_n, before_n, after_n))
+    return bool(after < before_n.min() and before - after > earlier - before)
 
 
 def leaves_reference(read: Readings) -> Iterator[Sign]:
@@ -922,7 +947,7 @@ def repeated_batches(read: Readings) -> Iterator[Sign]:
     loss_n, steps = read.recording.loss_n, REPEATED_STEPS
     if len(loss_n) < 4 * steps or not np.isfinite(loss_n).all():
         return
-    bend_n = np.abs(np.diff(loss_n, 2))
+    bend_n = np.abs(np.diff(np.log(loss_n) if (loss_n > 0).all() else loss_n, 2))  # noise falls with a loss near zero
     median_n = np.median(sliding_window_view(bend_n, steps), axis=1)[2 * steps :]
     before_n = np.median(sliding_window_view(bend_n, 2 * steps), axis=1)[:-steps]
     small = np.flatnonzero(median_n * REPEATED_BENDS < before_n)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from lab.analysis.spikes.trend import FEWEST_ROWS, spikes_of_runs
 from lab.core import files
@@ -68,22 +67,23 @@ def find_alarms(
     spikes = spikes_of_runs([(log.step_n, log.columns["loss"]) for log in logs])
     events = {log.name: detect(log, spans, levels) for log, spans in zip(logs, spikes, strict=True)}
     if is_recorded:
-        from labwatch.recordings.signs import FEWEST_STEPS
-
-        events = {log.name: list(unjudged(events[log.name], log.step_n[:FEWEST_STEPS])) for log in logs}
+        events = {log.name: list(unjudged(log, events[log.name])) for log in logs}
     else:
         for log in logs:
             _ask(log, events[log.name])
     return Found(logs, notes, events)
 
 
-def unjudged(events: Iterable[Event], first_n: NDArray[np.int64]) -> Iterator[Event]:
+def unjudged(log: Log, events: Iterable[Event]) -> Iterator[Event]:
     """The alarms of a recording as a log, without those that its own checks raise, which know what is harmless.
 
-    And without the spikes of its first steps, in which everything changes.
+    And of spikes those alone that are rises there.
     """
+    from labwatch.recordings.signs import rises_of_loss
+
+    rises = {rise.first for rise in rises_of_loss(log.step_n, log.columns["loss"])}
     for event in events:
-        if event.kind not in JUDGED and not (event.kind == "spike" and event.step in first_n):
+        if event.kind not in JUDGED and (event.kind != "spike" or event.step in rises):
             yield event._replace(lead=None)
 
 
