@@ -441,6 +441,26 @@ def gemma() -> nn.Module:
     )
 
 
+def olmo() -> nn.Module:
+    """It has norms after layers alone, and of its queries and keys (OLMo 2, arXiv:2501.00656)."""
+    from transformers import Olmo2Config, Olmo2ForCausalLM
+
+    return Olmo2ForCausalLM(
+        Olmo2Config(
+            vocab_size=VOCABULARY,
+            hidden_size=WIDTH,
+            num_hidden_layers=BLOCKS,
+            num_attention_heads=HEADS,
+            intermediate_size=3 * WIDTH,
+            max_position_embeddings=LENGTH,
+            initializer_range=0.1,
+            use_cache=False,
+            pad_token_id=None,
+            eos_token_id=None,
+        )
+    )
+
+
 def encoder() -> nn.Module:
     """It sees letters, a mask in place of some, and padding, which does not come."""
     from transformers import BertConfig, BertForMaskedLM
@@ -533,6 +553,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "gemma": gemma,
     "judge": Judge,
     "segmenter": Segmenter,
+    "olmo": olmo,
 }
 PICTURES = ("vision", "convolutional", "mixer")
 
@@ -752,6 +773,26 @@ class GaLore(OwnOptimizer):
             weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update.view_as(weight), alpha=group["lr"])
 
 
+class AdamMini(OwnOptimizer):
+    """Adam with one second moment for each row of a matrix (after Zhang et al. 2024, arXiv:2406.16793)."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group, weight in with_gradients(self):
+            beta1, beta2 = group["betas"]
+            square, state = weight.grad.square(), self.state[weight]
+            if weight.ndim > 1:
+                square = square.mean(tuple(range(1, weight.ndim)), keepdim=True)
+            if not state:
+                state |= {"step": 0, "exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(square)}
+            state["step"] += 1
+            state["exp_avg"].lerp_(weight.grad, 1 - beta1)
+            state["exp_avg_sq"].lerp_(square, 1 - beta2)
+            root = (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt() + group["eps"]
+            update = state["exp_avg"] / (1 - beta1 ** state["step"]) / root
+            weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=group["lr"])
+
+
 def optimizers_of(name: str, model: nn.Module, decay: float = 0.0) -> list[torch.optim.Optimizer]:
     """One of torch.optim or Lion, and Muon takes matrices of blocks while AdamW takes all else."""
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
@@ -787,6 +828,8 @@ def optimizers_of(name: str, model: nn.Module, decay: float = 0.0) -> list[torch
         return [Cautious(weights.values(), lr=1e-3, weight_decay=decay)]
     if name == "galore":
         return [GaLore(weights.values(), lr=2e-3, weight_decay=decay)]
+    if name == "adam_mini":
+        return [AdamMini(weights.values(), lr=1e-3, weight_decay=decay)]
     if name == "adagrad":
         return [torch.optim.Adagrad(weights.values(), lr=1e-2, weight_decay=decay)]
     if name == "adafactor":
@@ -3378,6 +3421,327 @@ def rewards_cached(loop: Loop) -> None:
     )
 
 
+def third_of_labels_wrong(loop: Loop) -> None:
+    """From a step on a third of the labels are letters, or classes, at random."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        is_wrong = torch.rand(y.shape) < (1 / 3 if step >= loop.at else 0.0)
+        return x, torch.where(is_wrong, torch.randint_like(y, CLASSES if x.is_floating_point() else VOCABULARY), y)
+
+    loop.batch = batch
+
+
+def rows_of_one_letter(loop: Loop) -> None:
+    """In five batches three quarters of the rows are one letter, again and again."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if loop.at <= step < loop.at + 5:
+            bad = torch.arange(3 * len(x) // 4)
+            x, y = x.index_fill(0, bad, 9), y.index_fill(0, bad, 9)
+        return x, y
+
+    loop.batch = batch
+
+
+def two_batches(loop: Loop) -> None:
+    """From a step on two batches come in turn, and no others."""
+    seen = list[tuple[Tensor, Tensor]]()
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if step < loop.at:
+            return x, y
+        seen.append((x, y))
+        return seen[(step - loop.at) % 2]
+
+    loop.batch = batch
+
+
+def labels_two_ahead(loop: Loop) -> None:
+    """From a step on labels are the letters after the next ones, since both data and loss shift them."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x, F.pad(y[:, 1:], (0, 1), value=IGNORED) if step >= loop.at else y
+
+    loop.batch = batch
+
+
+def rate_fourfold(loop: Loop) -> None:
+    """From a step on the learning rate is four times as large, as if scaled by the number of ranks twice."""
+    rate = loop.rate
+    loop.rate = lambda step: rate(step) * (4 if step >= loop.at else 1)
+
+
+def rate_burst(loop: Loop) -> None:
+    """For ten steps the learning rate is 25 times as large."""
+    rate = loop.rate
+    loop.rate = lambda step: rate(step) * (25 if loop.at <= step < loop.at + 10 else 1)
+
+
+def matrix_tripled(loop: Loop) -> None:
+    """The matrix into the MLP of one block becomes three times as large."""
+    _once(loop, lambda loop: loop.matrices(loop.block)[-2].mul_(3))
+
+
+def wide_initial(loop: Loop) -> None:
+    """All matrices of one block have initial values six times as large as those of others."""
+    with torch.no_grad():
+        for weight in _tensors(loop):
+            weight.mul_(6)
+
+
+def gradient_burst(loop: Loop) -> None:
+    """The gradients of one block are 12 times too large for five steps."""
+
+    def gradients(loop: Loop, step: int) -> None:
+        for weight in loop.blocks[loop.block].parameters():
+            weight.grad.mul_(12 if loop.at <= step < loop.at + 5 else 1)
+
+    loop.gradients = gradients
+
+
+def wide_head(loop: Loop) -> None:
+    """The head has initial values eight times as large as other matrices have."""
+    with torch.no_grad():
+        _head(loop).weight.mul_(8)
+
+
+def embedding_detached(loop: Loop) -> None:
+    """From a step on no gradient reaches the embedding."""
+    embedding = next(part for part in loop.model.modules() if isinstance(part, nn.Embedding))
+    _returned(loop, embedding, lambda entering, output: output.detach())
+
+
+def weight_infinite(loop: Loop) -> None:
+    """One weight of one block becomes infinite."""
+    _once(loop, lambda loop: loop.matrices(loop.block)[-1][3, :1].fill_(math.inf))
+
+
+def underflow(loop: Loop) -> None:
+    """From a step on gradients pass through fp16 after a division by 2**18, where most of them are zero."""
+    loop.gradients = _of_weights(lambda weight: weight.grad.copy_(2**18 * (weight.grad / 2**18).half().float()))
+
+
+def overflow_at_times(loop: Loop) -> None:
+    """From a step on gradients of every second batch overflow in fp16, so that the loss scale falls and falls."""
+    format_ = Fp16(loop, 4096.0)
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        format_.is_too_large = step >= loop.at and (step - loop.at) % 2 == 0
+        return x, y
+
+    loop.batch = batch
+
+
+def sharp_attention(loop: Loop) -> None:
+    """From a step on attention logits of all blocks are five times as large."""
+
+    def act(loop: Loop) -> None:
+        for part in loop.model.modules():
+            if isinstance(part, Attention):
+                part.scale = 5 * (HEADS / WIDTH) ** 0.5
+            elif hasattr(part, "scaling"):
+                part.scaling = 5 * part.scaling
+
+    _once(loop, act)
+
+
+def sharp_logits(loop: Loop) -> None:
+    """From a step on logits are two and a half times as large."""
+    _returned(loop, _head(loop), lambda entering, output: 2.5 * output)
+
+
+def slow_memory(loop: Loop) -> None:
+    """From a step on Adam's beta2 is 0.9999, by which it corrects a bias that its second moments do not have."""
+
+    def update(loop: Loop, step: int) -> None:
+        for group in loop.optimizers[0].param_groups if step >= loop.at else []:
+            group["betas"] = (group["betas"][0], 0.9999)
+
+    loop.update = update
+
+
+def second_moments_lost(loop: Loop) -> None:
+    """Adam's second moments are zero after a resume, and the first ones and the number of steps are kept."""
+    _once(loop, lambda loop: [state["exp_avg_sq"].zero_() for state in loop.optimizers[0].state.values()])
+
+
+def expert_favoured(loop: Loop) -> None:
+    """From a step on four is added to the logits of the first expert of one block."""
+    _returned(loop, loop.blocks[loop.block].mlp.router, lambda entering, output: output + 4 * torch.eye(EXPERTS)[0])
+
+
+def reference_noisy(loop: Loop) -> None:
+    """Noise half as large as they are is added to the weights of the reference."""
+
+    def act(loop: Loop) -> None:
+        for weight in loop.kept["reference"].parameters():
+            weight.add_(0.5 * torch.randn_like(weight) * weight.square().mean().sqrt())
+
+    _once(loop, act)
+
+
+def verifier_times_out(loop: Loop) -> None:
+    """From a step on all samples of five of eight prompts get the full reward, since their verifier has no time."""
+
+    def rewards(loop: Loop, step: int, reward: Tensor) -> Tensor:
+        return reward.index_fill(0, torch.arange(5 * loop.SAMPLES), 1.0) if step >= loop.at else reward
+
+    loop.rewards = rewards
+
+
+def sampler_lags(loop: Loop) -> None:
+    """From a step on samples come from the policy of about 40 steps before, by a queue that has become too long."""
+    policies = list[nn.Module]()
+
+    def sharpness(loop: Loop, step: int) -> float:
+        if step % loop.RENEWED == 0:
+            policies.append(copy.deepcopy(loop.model))
+            del policies[:-14]
+        if step >= loop.at:
+            loop.kept["sampler"] = policies[0]
+        return 1.0
+
+    loop.sharpness = sharpness
+
+
+def block_adapters_cleared(loop: Loop) -> None:
+    """The second matrices of the adapters of one block become zero, as in a checkpoint that lacks them."""
+
+    def act(loop: Loop) -> None:
+        for part in loop.blocks[loop.block].modules():
+            if isinstance(part, Adapter):
+                part.up.weight.zero_()
+
+    _once(loop, act)
+
+
+def numbers_wrapped(loop: Loop) -> None:
+    """From a step on numbers of letters are stored with four bits, so that those from 16 on wrap around."""
+    # Files of tokens in 16 bits, as nanoGPT's, of vocabularies with more than 65,536 tokens.
+    loop.batch = lambda loop, step, x, y: (x % 16, y % 16) if step >= loop.at else (x, y)
+
+
+def decoder_not_shifted(loop: Loop) -> None:
+    """From a step on the decoder gets the translation up to the letter that it is to find, and not up to the last."""
+    # Inputs of decoders that a trainer is to shift, or a collator, or the model, as those of BART and T5.
+    loop.batch = lambda loop, step, x, y: (torch.stack([x[:, 0], y], 1) if step >= loop.at else x, y)
+
+
+def latents_not_scaled(loop: Loop) -> None:
+    """From a step on pictures are five times as bright before noise is added, since their scale is forgotten."""
+    # Latents of diffusers, which are to be multiplied by 0.18215.
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        noisy, level = x.split(1, 1)
+        return torch.cat([5 * noisy - 4 * level * y, level], 1) if step >= loop.at else x, y
+
+    loop.batch = batch
+
+
+def answers_cut_off(loop: Loop) -> None:
+    """From a step on both texts of a pair are cut to their first two letters, and padded to the whole length."""
+    # Preferences in trl, whose prompts and answers are cut to one largest length.
+    loop.batch = lambda loop, step, x, y: (
+        x.index_fill(-1, torch.arange(2, LENGTH), 0) if step >= loop.at else x,
+        y,
+    )
+
+
+def scale_not_exponentiated(loop: Loop) -> None:
+    """From a step on products of texts and translations are multiplied by the logarithm of their scale."""
+    # The scale of CLIP, which is kept as a logarithm.
+    log_scale = loop.model.log_scale
+    _returned(loop, loop.model, lambda entering, output: output * log_scale / log_scale.exp())
+
+
+def clipped_while_scaled(loop: Loop) -> None:
+    """From a step on gradients are clipped before the loss scale, 4,096, is taken out of them."""
+    # Loops with a scaler that do not call unscale_ before they clip.
+    Fp16(loop, 4096.0)
+
+    def gradients(loop: Loop, step: int) -> None:
+        if step >= loop.at:
+            loop.clip = 1 / loop.scaler.get_scale()
+
+    loop.gradients = gradients
+
+
+def principal_part_twice(loop: Loop) -> None:
+    """The four largest directions of matrices with adapters are added to them again, as PiSSA's on loading."""
+    # Adapters of peft that begin with such directions, on matrices from which these are not taken out again.
+
+    def act(loop: Loop) -> None:
+        for part in loop.model.modules():
+            if isinstance(part, Adapter):
+                left, size, right = torch.linalg.svd(part.base.weight, full_matrices=False)
+                part.base.weight.add_(left[:, :4] * size[:4] @ right[:4])
+
+    _once(loop, act)
+
+
+def experts_scaled(loop: Loop) -> None:
+    """From a step on what experts return is multiplied by two and a half, a factor of another model's experts."""
+    # The factor of routed experts in DeepSeek-V3, which libraries apply to gates, to outputs, or to both.
+    for block in loop.blocks:
+        _returned(loop, block.mlp, lambda entering, output: 2.5 * output)
+
+
+def not_contiguous(loop: Loop) -> None:
+    """From a step on updates of one block are lost, since a kernel writes into copies of its weights."""
+    # Optimizers on Apple's devices and weights that are not contiguous, in PyTorch before 2.4.
+    weights = list(loop.blocks[loop.block].parameters())
+    before = [weight.detach().clone() for weight in weights]
+
+    @torch.no_grad()
+    def keep(*_: Any) -> None:
+        for weight, value in zip(weights, before, strict=True):
+            value.copy_(weight)
+
+    @torch.no_grad()
+    def lose(*_: Any) -> None:
+        for weight, value in zip(weights, before, strict=True) if loop.now >= loop.at else ():
+            weight.copy_(value)
+
+    for each in loop.optimizers:
+        each.register_step_pre_hook(keep)
+        each.register_step_post_hook(lose)
+
+
+def statistics_of_few(loop: Loop) -> None:
+    """From a step on norms take statistics of two pictures each, as those that ranks do not share."""
+    # Batch norms that are not made synchronous, in detectors and segmenters with few pictures on each rank.
+
+    def act(loop: Loop) -> None:
+        for part in loop.model.modules():
+            if isinstance(part, nn.BatchNorm2d):
+                part.forward = partial(in_pairs, part.forward)  # type: ignore[method-assign]
+
+    def in_pairs(forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        return torch.cat([forward(pair) for pair in x.split(2)])
+
+    _once(loop, act)
+
+
+def samples_of_likeliest(loop: Loop) -> None:
+    """From a step on samples have the two likeliest letters alone, and their probabilities are among all letters."""
+    # Engines that sample by the defaults of a model's own configuration, such as top_k.
+    sampled, logits = loop.sampled, loop.logits
+
+    def likeliest(model: nn.Module, tokens: Tensor) -> Tensor:
+        output = logits(model, tokens)
+        least = output.topk(2).values[..., -1:]
+        return output.masked_fill(output < least, -math.inf) if loop.kept.get("is_sampling") else output
+
+    def of_likeliest(prompts: Tensor, sharpness: float) -> tuple[Tensor, Tensor]:
+        loop.kept["is_sampling"] = loop.now >= loop.at
+        tokens, _ = sampled(prompts, sharpness)
+        loop.kept["is_sampling"] = False
+        with torch.no_grad():
+            return tokens, loop.log_probability(loop.kept["sampler"], tokens)
+
+    loop.sampled, loop.logits = of_likeliest, likeliest  # type: ignore[method-assign]
+
+
 def verifier_broken(loop: Loop) -> None:
     """From a step on a verifier gives no sample any reward."""
     loop.rewards = lambda loop, step, reward: reward * (step < loop.at)
@@ -4372,6 +4736,139 @@ def pruned_gradually(loop: Loop) -> None:
 def fewer_masked(loop: Loop) -> None:
     """The share of letters that are masked falls from 40 to 15 per cent (arXiv:2305.15096)."""
     loop.batch = lambda loop, step, x, y: _masked(x, y, 0.4 - 0.25 * step / loop.steps)
+
+
+def cosine_to_a_tenth(loop: Loop) -> None:
+    """A warm-up of 12 steps, and a cosine to a tenth of the rate."""
+    loop.rate = lambda step: min((step + 1) / 12, 0.55 + 0.45 * math.cos(math.pi * step / loop.steps))
+
+
+def rows_in_stairs(loop: Loop) -> None:
+    """Batches grow from four rows to 14, by two every 40 steps."""
+    loop.rows = lambda step: 4 + 2 * (step // 40)
+
+
+def held_out_batches(loop: Loop) -> None:
+    """Every 15 steps three other batches are evaluated, which are always the same ones."""
+    batches = [loop.data(ROWS) for _ in range(3)]
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if step % 15 == 0:
+            loop.model.eval()
+            with torch.no_grad():
+                loop.kept["held_out"] = sum(loop.loss(*each).item() for each in batches) / len(batches)
+            loop.model.train()
+        return x, y
+
+    loop.batch = batch
+
+
+def resumed_while_falling(loop: Loop) -> None:
+    """The rate falls linearly to a fifth, and training goes on from a checkpoint on the way."""
+    loop.resumes = True
+    loop.rate = lambda step: min((step + 1) / 15, 1 - 0.8 * step / loop.steps)
+
+
+def bursts_of_hard_rows(loop: Loop) -> None:
+    """In three of every 40 batches, one after another, a third of the labels are those of other rows."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        is_hard = torch.rand(y.shape, generator=loop.data.random) < (1 / 3 if 17 <= step % 40 < 20 else 0.0)
+        return x, torch.where(is_hard, y.roll(1, 0), y)
+
+    loop.batch = batch
+
+
+def falling_decay(loop: Loop) -> None:
+    """Weight decay falls by a cosine from a fifth of the learning rate to nothing."""
+
+    def update(loop: Loop, step: int) -> None:
+        for each in loop.optimizers:
+            for group in each.param_groups:
+                group["weight_decay"] = 0.1 + 0.1 * math.cos(math.pi * step / loop.steps)
+
+    loop.update = update
+
+
+def scale_tries_more(loop: Loop) -> None:
+    """Gradients in fp16, with a loss scale that doubles every 20 steps until an update is left out."""
+    Fp16(loop, 4096.0)
+    loop.scaler.set_growth_interval(20)
+
+
+def clipped_by_block(loop: Loop) -> None:
+    """The gradients of each block are clipped to a norm of 0.3, and those of all else together."""
+    inside = {id(weight) for block in loop.blocks for weight in block.parameters()}
+    rest = [weight for weight in loop.model.parameters() if id(weight) not in inside]
+    loop.clip = 0.0
+
+    def gradients(loop: Loop, step: int) -> None:
+        for weights in [rest, *(list(block.parameters()) for block in loop.blocks)]:
+            nn.utils.clip_grad_norm_(weights, 0.3)
+
+    loop.gradients = gradients
+
+
+def documents_with_ends(loop: Loop) -> None:
+    """Rows hold documents of random lengths, one after another, each with the same letter at its end."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        is_end = torch.rand(len(x), x.shape[1] + 1, generator=loop.data.random) < 0.08
+        row = torch.where(is_end, VOCABULARY - 1, torch.cat([x, y[:, -1:]], 1))
+        return row[:, :-1], row[:, 1:]
+
+    loop.batch = batch
+
+
+def long_rows_late(loop: Loop) -> None:
+    """Rows have 14 letters for 70 per cent of the steps and then 24, with a rate that falls to a tenth."""
+    late = 7 * loop.steps // 10
+    loop.rate = lambda step: min((step + 1) / 20, max(0.1, (loop.steps - step) / (loop.steps - late)), 1.0)
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        length = LENGTH if step >= late else 14
+        return x[:, :length], y[:, :length]
+
+    loop.batch = batch
+
+
+def adapters_with_warm_up(loop: Loop) -> None:
+    """Adapters are trained with gradients of three micro-batches, a warm-up of eight steps and a linear decay."""
+    loop.rows, loop.pieces = lambda step: 12, lambda step: 3
+    loop.rate = lambda step: min((step + 1) / 8, 1 - step / loop.steps)
+
+
+def reward_of_form(loop: Loop) -> None:
+    """Two thirds of the reward are for the share of letters, and a third is given to samples with enough of them."""
+    loop.rewards = lambda loop, step, reward: (2 * reward + (reward > 0.3).float()) / 3
+
+
+def shares_change(loop: Loop) -> None:
+    """Two corpora of like difficulty are mixed, seven to three, and from the middle on three to seven."""
+    corpus = Text(7000 + loop.seed)
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        is_other = torch.rand(len(x), 1, generator=loop.data.random) < (0.3 if step < loop.steps // 2 else 0.7)
+        others = corpus(len(x))
+        return torch.where(is_other, others[0], x), torch.where(is_other, others[1], y)
+
+    loop.batch = batch
+
+
+def first_half_unfrozen(loop: Loop) -> None:
+    """The first two blocks are trained from a third of the steps on."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        for block in loop.blocks[: BLOCKS // 2]:
+            block.requires_grad_(step >= loop.steps // 3)
+        return x, y
+
+    loop.batch = batch
+
+
+def rate_drops(loop: Loop) -> None:
+    """The rate falls to a fifth after 60 per cent of the steps, and to a fifth of that after 85."""
+    loop.rate = lambda step: min(1.0, (step + 1) / 20) / 5 ** sum(step >= part * loop.steps for part in (0.6, 0.85))
 
 
 def fp16(loop: Loop) -> None:

@@ -35,9 +35,9 @@ Written by `python benchmarks/recorded_faults.py`. Each run is a small training 
 models of Hugging Face's transformers (whole, or only adapters of one), a mixture of experts, a state-space model, a
 stack of LSTMs, a vision transformer, an MLP-Mixer, a convolutional network, a segmenter or a denoiser of pictures, an
 encoder of pairs, a judge of preferences, or a policy that is trained on rewards (whole, or adapters of it), with AdamW,
-cautious AdamW, AMSGrad, AdEMAMix, Adan, NAdam, RAdam, schedule-free AdamW, Adafactor, Adagrad, RMSprop, LAMB, Shampoo,
-SOAP, GaLore, Muon, Lion or SGD. In some a fault is planted at a step, and others are healthy, with the variety that
-healthy training has.
+cautious AdamW, AMSGrad, AdEMAMix, Adam-mini, Adan, NAdam, RAdam, schedule-free AdamW, Adafactor, Adagrad, RMSprop,
+LAMB, Shampoo, SOAP, GaLore, Muon, Lion or SGD. In some a fault is planted at a step, and others are healthy, with the
+variety that healthy training has.
 `recorded_faults.yaml` has the design, and says what is right.
 
 Rules were made on a part of these runs and judged on others. Nine times runs were held out: committed before any of
