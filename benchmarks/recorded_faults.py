@@ -40,7 +40,7 @@ LAMB, Shampoo, SOAP, GaLore, Muon, Lion or SGD. In some a fault is planted at a 
 variety that healthy training has.
 `recorded_faults.yaml` has the design, and says what is right.
 
-Rules were made on a part of these runs and judged on others. Nine times runs were held out: committed before any of
+Rules were made on a part of these runs and judged on others. Ten times runs were held out: committed before any of
 them was judged, and judged once.
 
 - The first, with the vision transformer and Lion: 56 of 68 faults told rightly (82 %), and 79 of 81 healthy recordings
@@ -64,14 +64,14 @@ them was judged, and judged once.
 - The eighth, with an MLP-Mixer, a denoiser, an encoder of pairs, a model without norms, Adan, SOAP, Adagrad, and
   faults that are reported of public trainers, chosen in the same way: 103 of 123 faults told rightly (84 %), and an
   alarm in 15 of 189 healthy recordings (8 %). It is of tuning now.
-- The ninth (`held out` below), with Gemma 2, a judge of preferences, a segmenter of pictures, GaLore, cautious AdamW,
-  and faults that are reported of public trainers, chosen in the same way: the tables are those of the rules as they
-  were when it was judged. Rules had been made before on 43 more kinds of faults and 19 habits by somebody else, whose
-  loops are not kept. In 26 of the 37 healthy recordings with an alarm the loop did by plan what it had not done before
-  (a loss with a teacher or without pasted pictures, a second backward pass, pruning). Since then rules were mended:
-  another loss is no alarm where neither it nor gradients grow, nor is a spike of the first 25 steps, gradients that
-  `torch.autograd.grad` returns do not count, weights must move three times as far as updates explain, samples of a
-  policy must leave the range of the rows before, and code of a part is named before the loss that follows from it.
+- The ninth, with Gemma 2, a judge of preferences, a segmenter of pictures, GaLore, cautious AdamW, and faults that are
+  reported of public trainers, chosen in the same way: 93 of 126 faults told rightly (74 %), and an alarm in 37
+  of 183 healthy recordings (20 %). In 26 of these 37 the loop did by plan what it had not done before (a loss with a
+  teacher or without pasted pictures, a second backward pass, pruning). It is of tuning now.
+- The tenth (`held out` below), with OLMo 2, Adam-mini, and faults of another choice: two thirds of its faults are of the
+  causes that people meet most often, and one third are reported of public trainers. Its healthy loops do by plan what
+  public recipes do, which is not to change in the middle of a run what the loss is. The tables are those of the rules
+  as they were when it was judged.
 
 The recorder measures more since the seventh was judged, so recordings of before are not those of today, and the tables
 hold what was recorded anew. [Four public packages](RECORDED_PEERS.md) read the same runs.
