@@ -1157,6 +1157,32 @@ def test_a_batch_that_repeats_shows_in_a_loss_without_noise(noise: float, tmp_pa
     assert (found.kind, found.parts, found.since, found.step) == ("data", [], AT, AT + 5)
 
 
+@pytest.mark.parametrize("turn", [2, 4])
+def test_a_few_batches_that_come_in_turn_show_in_a_loss_that_repeats(turn: int, tmp_path: Path) -> None:
+    def repeat(row: Row, step: int) -> None:
+        batch = AT + step % turn if step >= AT else step
+        row["loss"] = 3 - 0.002 * step + np.random.default_rng(batch).normal(0, 0.1)
+
+    (found,) = findings(planted(tmp_path / "probes.jsonl", repeat))
+    assert (found.kind, found.parts, found.since, found.step) == ("data", [], AT - 5, AT)
+
+
+@pytest.mark.parametrize(
+    ("name", "share", "kind"), [("zero_variance_groups", 0.6, "groups"), ("clip_ratio", 0.3, "policy")]
+)
+@pytest.mark.parametrize("rows", [1, 12])
+def test_a_share_that_at_once_stays_above_all_before_is_an_alarm(
+    name: str, share: float, kind: str, rows: int, tmp_path: Path
+) -> None:
+    def grow(row: Row, step: int) -> None:
+        if "lr" in row:
+            row["reward"] = 0.5 + np.random.default_rng(step).normal(0, 0.05)
+            row[name] = share * min(1.0, max(0.0, (step - AT) / 5 + 1) / rows)
+
+    said = [(found.kind, found.step) for found in findings(planted(tmp_path / "probes.jsonl", grow))]
+    assert said == [(kind, AT)] * (rows == 1)
+
+
 def test_a_loss_that_vanishes_has_less_noise_and_repeats_no_batch(tmp_path: Path) -> None:
     def vanish(row: Row, step: int) -> None:
         row["loss"] = 3 * math.exp(-step / 20 + np.random.default_rng(step).normal(0, 0.05))

@@ -69,8 +69,9 @@ NOT_USED = "which is not used"
 # A loss scale has fallen if it is so many times below the largest before. Gradients overflow at any scale if they do in
 # so many rows in a row.
 SCALE_FALL, OVERFLOWS = 64.0, 3
-# The same batch comes again and again if over so many steps the loss bends less by this factor than just before.
-REPEATED_STEPS, REPEATED_BENDS = 16, 8.0
+# The same batches come again and again, or a few in turn, if over so many steps the loss bends less by this factor than
+# just before, from each step to those that many before it.
+REPEATED_STEPS, REPEATED_BENDS, IN_TURN = 16, 8.0, (1, 2, 3, 4)
 # The loss rose in one step if that has half of the rise, which lasted so many steps: an instability builds up first.
 STEP_LASTS = 10
 # A learning rate that falls by ``RATE_JUMP`` in one step and only rises after it, to this share of what it was, warms
@@ -822,7 +823,19 @@ def moved(read: Readings, name: str) -> Iterator[Sign]:
                 continue  # it grows with what is learned
             elif move.row > read.settled and away > math.log(least) * (1 + is_learned):
                 yield Sign(known["kind"], move.row, parts, [move])
+    yield from _stays_above(read, name, known) if "stays_above" in known else ()
     yield from _beyond_level(read, name, known) if "level" in known else ()
+
+
+def _stays_above(read: Readings, name: str, known: Mapping[str, Any]) -> Iterator[Sign]:
+    """The first of some rows that all lie by so much above all before."""
+    value_m = np.where(read.solved_m, math.nan, read.column(name)) if "unless" in known else read.column(name)
+    row_n = np.flatnonzero(np.isfinite(value_m))
+    for n in range(FEWEST_ROWS - 1, len(row_n) - LASTS + 1):
+        highest, lowest = value_m[row_n[:n]].max(), value_m[row_n[n : n + LASTS]].min()
+        if row_n[n] > read.settled and lowest > highest + known["stays_above"]:
+            yield Sign(known["kind"], int(row_n[n]), moves=[read.change(name, "", int(row_n[n]))])
+            return
 
 
 def _falls_faster(read: Readings, row: int) -> bool:
@@ -943,19 +956,22 @@ def lost_scale(read: Readings) -> Iterator[Sign]:
 
 
 def repeated_batches(read: Readings) -> Iterator[Sign]:
-    """A loss that no longer varies from step to step as it did in the steps before."""
+    """A loss that no longer varies as it did, from step to step or from one turn of a few batches to the next."""
     loss_n, steps = read.recording.loss_n, REPEATED_STEPS
     if len(loss_n) < 4 * steps or not np.isfinite(loss_n).all():
         return
-    bend_n = np.abs(np.diff(np.log(loss_n) if (loss_n > 0).all() else loss_n, 2))  # noise falls with a loss near zero
-    median_n = np.median(sliding_window_view(bend_n, steps), axis=1)[2 * steps :]
-    before_n = np.median(sliding_window_view(bend_n, 2 * steps), axis=1)[:-steps]
-    small = np.flatnonzero(median_n * REPEATED_BENDS < before_n)
-    if len(small):
-        first = int(small[0]) + 2 * steps
-        between = math.sqrt(before_n[small[0]] * np.median(bend_n[first + steps // 2 : first + steps]))
-        last = first + int(np.flatnonzero(bend_n[first : first + steps] > between).max(initial=-1))
-        yield Sign("data", read.row_of(int(read.recording.loss_step_n[last + 1])))
+    level_n = np.log(loss_n) if (loss_n > 0).all() else loss_n  # noise falls with a loss near zero
+    for turn in IN_TURN:
+        bend_n = np.abs(level_n[2 * turn :] - 2 * level_n[turn:-turn] + level_n[: -2 * turn])
+        median_n = np.median(sliding_window_view(bend_n, steps), axis=1)[2 * steps :]
+        before_n = np.median(sliding_window_view(bend_n, 2 * steps), axis=1)[:-steps]
+        small = np.flatnonzero(median_n * REPEATED_BENDS < before_n)
+        if len(small):
+            first = int(small[0]) + 2 * steps
+            between = math.sqrt(before_n[small[0]] * np.median(bend_n[first + steps // 2 : first + steps]))
+            last = first + int(np.flatnonzero(bend_n[first : first + steps] > between).max(initial=-1))
+            yield Sign("data", read.row_of(int(read.recording.loss_step_n[last + 1])))
+            return
 
 
 Check = Callable[[Readings], Iterator[Sign]]
