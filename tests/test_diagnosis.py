@@ -1177,7 +1177,7 @@ def test_a_share_that_at_once_stays_above_all_before_is_an_alarm(
     def grow(row: Row, step: int) -> None:
         if "lr" in row:
             row["reward"] = 0.5 + np.random.default_rng(step).normal(0, 0.05)
-            row[name] = share * min(1.0, max(0.0, (step - AT) / 5 + 1) / rows)
+            row[name] = share * min(1.0, max(0.0, (step - AT) / 5 + 1) / rows) + 0.08 * (step == AT - 50)
 
     said = [(found.kind, found.step) for found in findings(planted(tmp_path / "probes.jsonl", grow))]
     assert said == [(kind, AT)] * (rows == 1)
