@@ -268,11 +268,11 @@ def rises_of_loss(step_n: NDArray[np.int64], loss_n: Numbers) -> list[Rise]:
         settled = int(step_n[:FEWEST_STEPS].max(initial=0))
     for span in loss_spikes(step_n, loss_n):
         end = len(step_n) - 1 if span.end is None or span.ending in ("stuck", "diverged") else span.end
-        before_n = loss_n[max(0, span.first - STEP_LASTS) : span.first]
-        mean, before = np.nanmean(loss_n[span.first : end + 1]), np.nanmedian(before_n)
+        before = np.median(loss_n[max(0, span.first - STEP_LASTS) : span.first])
         rise_n = loss_n[span.first : end + 1] - span.usual
         is_step = end - span.first >= STEP_LASTS and rise_n[0] >= rise_n.max() / 2
-        if step_n[span.first] > settled and not mean < before:  # it may fall more slowly after a steep fall
+        falls = loss_n[span.first : end + 1].mean() < before  # more slowly than before, as after a steep fall
+        if step_n[span.first] > settled and not falls:
             found.append(Rise(int(step_n[span.first]), int(step_n[end]), bool(is_step)))
     return found
 
@@ -831,10 +831,14 @@ def _stays_above(read: Readings, name: str, known: Mapping[str, Any]) -> Iterato
     """The first of some rows that all lie by so much above all before."""
     value_m = np.where(read.solved_m, math.nan, read.column(name)) if "unless" in known else read.column(name)
     row_n = np.flatnonzero(np.isfinite(value_m))
-    for n in range(FEWEST_ROWS - 1, len(row_n) - LASTS + 1):
-        highest, lowest = value_m[row_n[:n]].max(), value_m[row_n[n : n + LASTS]].min()
-        if row_n[n] > read.settled and lowest > highest + known["stays_above"]:
-            yield Sign(known["kind"], int(row_n[n]), moves=[read.change(name, "", int(row_n[n]))])
+    if len(row_n) <= LASTS:
+        return
+    highest_n = np.maximum.accumulate(value_m[row_n])[:-LASTS]
+    lowest_n = sliding_window_view(value_m[row_n], LASTS).min(1)[1:]
+    for n in np.flatnonzero(lowest_n > highest_n + known["stays_above"]).tolist():
+        row = int(row_n[n + 1])
+        if n + 1 >= FEWEST_ROWS - 1 and row > read.settled:
+            yield Sign(known["kind"], row, moves=[read.change(name, "", row)])
             return
 
 
