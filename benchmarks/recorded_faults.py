@@ -75,7 +75,7 @@ them was judged, and judged once.
   and a share of groups with equal rewards or of clipped ratios is an alarm where it stays above all before.
 
 The recorder measures more since the seventh was judged, so recordings of before are not those of today, and the tables
-hold what was recorded anew. [Four public packages](RECORDED_PEERS.md) read the same runs.
+hold what was recorded anew. [Four public packages](RECORDED_PEERS.md) read those of the ninth.
 """
 DIFFERS, LOSS_STEPS, LOSS_DIFFERS = 1.25, 20, 0.05  # what can be known, see the design
 EMBEDDING = {"vision": "other"}  # the part that holds it

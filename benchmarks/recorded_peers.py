@@ -147,6 +147,7 @@ def readings(bins: Path, folder: Path) -> Iterator[dict[str, Any]]:
                 said |= {name: said_by(name, bins, log) for name in PEERS}
             for reader, steps in said.items():
                 yield {
+                    "split": planted.split,
                     "reader": reader,
                     "every": every,
                     "is_fault": planted.is_fault,
@@ -159,7 +160,7 @@ def readings(bins: Path, folder: Path) -> Iterator[dict[str, Any]]:
 
 def page(table: pd.DataFrame, versions: list[str]) -> str:
     lines = [
-        f"The runs are those of the split `held out`; the packages are {', '.join(versions)}.",
+        f"The runs are those of the split `{table['split'].iloc[0]}`; the packages are {', '.join(versions)}.",
         "",
         "| recordings | read by | faults with a warning | at the right step | healthy with a warning | failed |",
         "|---|---|---:|---:|---:|---:|",

@@ -242,7 +242,7 @@ def test_together_they_cover_every_sweep_and_every_figure_of_the_paper() -> None
     assert set(re.findall(r'"([\w.]+)"', "".join(judged))) == set(FIGURES_OF_THE_PAPER)
     results = HOME / "results"
     committed = {table.relative_to(results).parts[0] for table in results.rglob("runs.parquet")}
-    assert set(re.findall(r'"\.\./results/(\w+)(?![.\w])', code)) == committed
+    assert set(re.findall(r'"\.\./results/(\w+)(?![.\w])', code)) == committed - {"quickstart_fp32"}
 
 
 def test_each_leads_to_the_next() -> None:
