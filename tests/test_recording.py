@@ -1402,6 +1402,35 @@ def run_with(
     return written(out)[1:]
 
 
+def test_updates_that_do_not_reach_the_weights_are_told(tmp_path: Path) -> None:
+    """As of a kernel that writes into copies of weights."""
+    model = built()
+    optimizer, weights = torch.optim.AdamW(model.parameters(), lr=1e-2), list(model.layers[1].parameters())
+    before, step = [weight.detach().clone() for weight in weights], 0
+
+    @torch.no_grad()
+    def keep(*_: Any) -> None:
+        for weight, value in zip(weights, before, strict=True):
+            value.copy_(weight)
+
+    @torch.no_grad()
+    def lose(*_: Any) -> None:
+        for weight, value in zip(weights, before, strict=True) if step >= 8 else ():
+            weight.copy_(value)
+
+    optimizer.register_step_pre_hook(keep)
+    optimizer.register_step_post_hook(lose)
+    recorder = lab.record(model, optimizer, every=5, out=tmp_path / "probes.jsonl")
+    for step in range(26):
+        loss = loss_of(model, batch(step, rows=32))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        recorder.step(loss)
+    recorder.close()
+    assert told(tmp_path / "probes.jsonl") == ("frozen", ["block1"], 5, 10)
+
+
 def test_an_argument_that_is_left_out_is_told(tmp_path: Path) -> None:
     class Masked(nn.Module):
         def __init__(self) -> None:

@@ -645,9 +645,11 @@ class Measurement:
             w, g, state = _whole_or_shard(weight), _whole_or_shard(weight.grad), optimizer.state.get(weight, {})
             if w is None or g is None:
                 continue
+            is_lost = torch.zeros((), dtype=torch.bool, device=w.device)
             if name in self.samples:
                 values, now = self.samples[name].values, w.flatten()[self.entries[name]]
                 self._add(name, "followed_step", {name: per_run_rms((now - values)[None])}, values)
+                is_lost = (now == values).all() & g.flatten()[self.entries[name]].any()  # written to a copy, or nowhere
             lr, square = _rate(group), _whole_or_shard(state.get("exp_avg_sq"))
             if name in self.entries and (moment := _second_moment(state, w)) is not None:
                 self.moments[name] = Moment(moment.flatten()[self.entries[name]], self._decayed(optimizer, group))
@@ -659,7 +661,7 @@ class Measurement:
             if _is_adam(optimizer, group):
                 mean = _whole_or_shard(state["exp_avg"])
                 direction = (mean / unbias1) / ((square / unbias2).sqrt() + group["eps"])
-                update_rms = updates.update_rms({name: direction})[name]
+                update_rms = torch.where(is_lost, 0.0, updates.update_rms({name: direction})[name])
                 step_rms = float(group["lr"]) * update_rms
             elif name in self.before:
                 direction, self.of_adam = self.before.pop(name) - _sample(w), False
