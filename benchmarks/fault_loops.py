@@ -3742,6 +3742,298 @@ def samples_of_likeliest(loop: Loop) -> None:
     loop.sampled, loop.logits = of_likeliest, likeliest  # type: ignore[method-assign]
 
 
+def inputs_garbled(loop: Loop) -> None:
+    """From a step on two of five letters that enter are others, at random, and their labels stay as they are."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        is_garbled = torch.rand(x.shape) < (0.4 if step >= loop.at else 0.0)
+        return torch.where(is_garbled, torch.randint_like(x, VOCABULARY), x), y
+
+    loop.batch = batch
+
+
+def ten_rows(loop: Loop) -> None:
+    """From a step on all rows are drawn from ten, as of a shard that is almost empty."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if step < loop.at:
+            return x, y
+        if "shard" not in loop.kept:
+            more = loop.data(ROWS)
+            loop.kept["shard"] = [torch.cat([x, more[0]])[:10], torch.cat([y, more[1]])[:10]]
+        drawn = torch.randint(10, (len(x),))
+        return loop.kept["shard"][0][drawn], loop.kept["shard"][1][drawn]
+
+    loop.batch = batch
+
+
+def labels_of_batch_before(loop: Loop) -> None:
+    """Four batches have the labels of the batch before."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        before = loop.kept.get("labels_before", y)
+        loop.kept["labels_before"] = y
+        return x, before if loop.at <= step < loop.at + 4 else y
+
+    loop.batch = batch
+
+
+def half_of_rows_late(loop: Loop) -> None:
+    """From a step on labels of every second row come two letters too late."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        is_late = torch.arange(len(y))[:, None] % 2 == 0
+        return x, torch.where(is_late, y.roll(2, -1), y) if step >= loop.at else y
+
+    loop.batch = batch
+
+
+def rate_on_and_off(loop: Loop) -> None:
+    """From a step on the learning rate is eight times as large in five of every ten steps."""
+    rate = loop.rate
+    loop.rate = lambda step: rate(step) * (8 if step >= loop.at and step // 5 % 2 == 0 else 1)
+
+
+def block_grows(loop: Loop) -> None:
+    """From a step on the matrices of one block grow by six per cent in each step."""
+
+    def update(loop: Loop, step: int) -> None:
+        with torch.no_grad():
+            for weight in _tensors(loop) if step >= loop.at else []:
+                weight.mul_(1.06)
+
+    loop.update = update
+
+
+def heavy_initial(loop: Loop) -> None:
+    """The matrices of one block have initial values with long tails, of a Cauchy distribution up to five."""
+    with torch.no_grad():
+        for weight in _tensors(loop):
+            weight.copy_((0.1 * torch.empty_like(weight).cauchy_()).clamp(-5, 5))
+
+
+def block_noise_added(loop: Loop) -> None:
+    """From a step on noise is added to the gradients of one block, four times as large as they are."""
+
+    def gradients(loop: Loop, step: int) -> None:
+        for weight in loop.blocks[loop.block].parameters() if step >= loop.at else ():
+            if weight.grad is not None:
+                weight.grad.add_(4 * torch.randn_like(weight) * weight.grad.square().mean().sqrt())
+
+    loop.gradients = gradients
+
+
+def block_trained_seldom(loop: Loop) -> None:
+    """From a step on one block has gradients in one of ten steps alone."""
+
+    def gradients(loop: Loop, step: int) -> None:
+        if step >= loop.at and step % 10 != 5:
+            for weight in loop.blocks[loop.block].parameters():
+                weight.grad = None
+
+    loop.gradients = gradients
+
+
+def letter_impossible(loop: Loop) -> None:
+    """From a step on the logit of one letter, or class, is minus infinity, and so is that of its labels."""
+    _returned(loop, _head(loop), lambda entering, output: output.index_fill(-1, torch.tensor([3]), -math.inf))
+
+
+def through_e5m2(loop: Loop) -> None:
+    """From a step on gradients are divided by 512 ranks, pass through E5M2 and are summed, so that many are zero."""
+    loop.gradients = _of_weights(
+        lambda weight: weight.grad.copy_(512 * (weight.grad / 512).to(torch.float8_e5m2).float())
+    )
+
+
+def overflow_for_a_while(loop: Loop) -> None:
+    """In 12 steps gradients overflow in fp16, so that the loss scale falls from 8,192 to two."""
+    format_ = Fp16(loop, 8192.0)
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        format_.is_too_large = loop.at <= step < loop.at + 12
+        return x, y
+
+    loop.batch = batch
+
+
+def large_queries_and_keys(loop: Loop) -> None:
+    """Queries and keys of all blocks have initial values three times as large as other matrices have."""
+    with torch.no_grad():
+        for name, weight in loop.model.named_parameters():
+            if name.endswith("qkv.weight"):
+                weight[: 2 * WIDTH].mul_(3)
+            elif name.endswith(("q_proj.weight", "k_proj.weight")):
+                weight.mul_(3)
+
+
+def logits_offset(loop: Loop) -> None:
+    """From a step on 15 is added to all logits, which no softmax sees."""
+    _returned(loop, _head(loop), lambda entering, output: output + 15)
+
+
+def epsilon_too_large(loop: Loop) -> None:
+    """From a step on Adam's epsilon is 0.02."""
+
+    def update(loop: Loop, step: int) -> None:
+        for group in loop.optimizers[0].param_groups if step >= loop.at else []:
+            group["eps"] = 0.02
+
+    loop.update = update
+
+
+def first_moments_cleared(loop: Loop) -> None:
+    """From a step on Adam's first moments are set to zero before each update, so that updates are a tenth."""
+
+    def update(loop: Loop, step: int) -> None:
+        for state in loop.optimizers[0].state.values() if step >= loop.at else ():
+            state["exp_avg"].zero_()
+
+    loop.update = update
+
+
+def router_returns_zeros(loop: Loop) -> None:
+    """From a step on the router of one block returns zeros, so that all tokens go to the first experts."""
+    _returned(loop, loop.blocks[loop.block].mlp.router, lambda entering, output: 0 * output)
+
+
+def reference_half_read(loop: Loop) -> None:
+    """Half of the letters have zeros as embeddings in the reference."""
+
+    def act(loop: Loop) -> None:
+        embedding = next(part for part in loop.kept["reference"].modules() if isinstance(part, nn.Embedding))
+        embedding.weight[: VOCABULARY // 2] = 0.0
+
+    _once(loop, act)
+
+
+def old_probabilities_noisy(loop: Loop) -> None:
+    """From a step on noise with a deviation of a half is added to the logarithms of the sampler's probabilities."""
+    sampled = loop.sampled
+
+    def noisy(prompts: Tensor, sharpness: float) -> tuple[Tensor, Tensor]:
+        tokens, old = sampled(prompts, sharpness)
+        return tokens, old + (0.5 if loop.now >= loop.at else 0.0) * torch.randn_like(old)
+
+    loop.sampled = noisy  # type: ignore[method-assign]
+
+
+def rewards_lenient(loop: Loop) -> None:
+    """From a step on each sample with more than a sixth of the letters gets the full reward."""
+    loop.rewards = lambda loop, step, reward: (reward > 1 / 6).float() if step >= loop.at else reward
+
+
+def block_adapters_drawn(loop: Loop) -> None:
+    """The second matrices of the adapters of one block are drawn anew with a deviation of 0.3, and not zero."""
+
+    def act(loop: Loop) -> None:
+        for part in loop.blocks[loop.block].modules():
+            if isinstance(part, Adapter):
+                part.up.weight.normal_(std=0.3)
+
+    _once(loop, act)
+
+
+def gate_and_up_swapped(loop: Loop) -> None:
+    """Matrices of gates and those that they multiply are swapped in all blocks, by a converter of fused ones."""
+    # Checkpoints of Megatron and vLLM, in which both are one matrix, in an order that differs.
+
+    def act(loop: Loop) -> None:
+        for part in loop.model.modules():
+            if hasattr(part, "gate_proj"):
+                gate = part.gate_proj.weight.clone()
+                part.gate_proj.weight.copy_(part.up_proj.weight)
+                part.up_proj.weight.copy_(gate)
+
+    _once(loop, act)
+
+
+def key_heads_tiled(loop: Loop) -> None:
+    """From a step on keys and values are tiled for heads of queries, and not each of them repeated."""
+    # Kernels and converters of grouped queries, which take repeat for repeat_interleave.
+
+    def interleaved(x: Tensor) -> Tensor:
+        return x.unflatten(-1, (2, 2, -1)).transpose(-3, -2).flatten(-3)
+
+    for block in loop.blocks:
+        _returned(loop, block.attention.query, lambda entering, output: interleaved(output))
+        block.attention.out.register_forward_pre_hook(
+            lambda _, args: (interleaved(args[0]),) if loop.now >= loop.at else None
+        )
+
+
+def bucket_not_cleared(loop: Loop) -> None:
+    """From a step on gradients of one block are added to those of all batches before, in a bucket that is kept."""
+    # Communication that overlaps with the backward pass in DeepSpeed's ZeRO.
+    bucket = dict[nn.Parameter, Tensor]()
+
+    def gradients(loop: Loop, step: int) -> None:
+        for weight in loop.blocks[loop.block].parameters() if step >= loop.at - 1 else ():
+            if weight.grad is not None:
+                bucket[weight] = bucket.get(weight, torch.zeros_like(weight)) + weight.grad
+                weight.grad.copy_(bucket[weight])
+
+    loop.gradients = gradients
+
+
+def bytes_misaligned(loop: Loop) -> None:
+    """From a step on numbers of letters have the end of one and the beginning of the next, by an odd offset."""
+    # Files of tokens that are mapped into memory, such as Megatron's, after a header of another length.
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if step < loop.at:
+            return x, y
+        row = torch.cat([x, y[:, -1:]], 1)
+        row = (row % 8) * 4 + row.roll(-1, 1) // 8
+        return row[:, :-1], row[:, 1:]
+
+    loop.batch = batch
+
+
+def pictures_divided_twice(loop: Loop) -> None:
+    """From a step on pictures are divided by 255 twice, by a reader and by a processor."""
+    # The image processors of transformers, which get pictures that are between zero and one already.
+    loop.batch = lambda loop, step, x, y: (x / 255 if step >= loop.at else x, y)
+
+
+def levels_in_thousandths(loop: Loop) -> None:
+    """From a step on levels of noise enter as numbers up to 1,000, and not up to one."""
+    # Models of flows in diffusers, whose transformers get times in one unit or the other.
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        noisy, level = x.split(1, 1)
+        return torch.cat([noisy, level * (1000 if step >= loop.at else 1)], 1), y
+
+    loop.batch = batch
+
+
+def masks_interpolated(loop: Loop) -> None:
+    """From a step on classes of pixels are means of those of their neighbours, since masks are resized as pictures."""
+    # Transforms of torchvision and albumentations that interpolate masks.
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if step < loop.at:
+            return x, y
+        small = F.interpolate(F.avg_pool2d(y[:, None].float(), 4), scale_factor=4, mode="bilinear")
+        return x, small[:, 0].round().long()
+
+    loop.batch = batch
+
+
+def gates_applied_twice(loop: Loop) -> None:
+    """From a step on gates multiply what enters experts, and what they return as well, in all blocks."""
+    # Experts of Llama 4, whose gates act on inputs, in engines and converters for those of other models.
+
+    def change(experts: Experts, entering: Tensor, output: Tensor) -> Tensor:
+        top, chosen = experts.router(entering).softmax(-1).topk(experts.top_k)
+        gate = torch.zeros(*entering.shape[:-1], EXPERTS).scatter(-1, chosen, top / top.sum(-1, keepdim=True))
+        gated = [gate[..., e, None] for e in range(EXPERTS)]
+        return torch.stack([g * expert(g * entering) for g, expert in zip(gated, experts.experts, strict=True)]).sum(0)
+
+    for block in loop.blocks:
+        _returned(loop, block.mlp, partial(change, block.mlp))
+
+
 def verifier_broken(loop: Loop) -> None:
     """From a step on a verifier gives no sample any reward."""
     loop.rewards = lambda loop, step, reward: reward * (step < loop.at)
@@ -4869,6 +5161,104 @@ def first_half_unfrozen(loop: Loop) -> None:
 def rate_drops(loop: Loop) -> None:
     """The rate falls to a fifth after 60 per cent of the steps, and to a fifth of that after 85."""
     loop.rate = lambda step: min(1.0, (step + 1) / 20) / 5 ** sum(step >= part * loop.steps for part in (0.6, 0.85))
+
+
+def linear_to_a_floor(loop: Loop) -> None:
+    """A warm-up of 30 steps, and a rate that falls linearly to 15 per cent at four fifths of the steps."""
+    loop.rate = lambda step: min((step + 1) / 30, max(0.15, 1 - 0.85 * step / (0.8 * loop.steps)))
+
+
+def rows_grow_slowly(loop: Loop) -> None:
+    """Batches grow from five rows to 13, by one every 30 steps."""
+    loop.rows = lambda step: 5 + step // 30
+
+
+def average_warmed_up(loop: Loop) -> None:
+    """An average of the weights, over more and more steps, is evaluated on two batches every 35 steps."""
+    average, batches = copy.deepcopy(loop.model), [loop.data(ROWS) for _ in range(2)]
+
+    @torch.no_grad()
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        for value, weight in zip(average.parameters(), loop.model.parameters(), strict=True):
+            value.lerp_(weight, 1 - min(0.98, (1 + step) / (10 + step)))
+        if step % 35 == 34:
+            average.eval()
+            loop.kept["of_average"] = [loop.logits(average, each[0]).mean().item() for each in batches]
+        return x, y
+
+    loop.batch = batch
+
+
+def resumed_in_pieces(loop: Loop) -> None:
+    """The rate falls by a cosine to a twentieth, two micro-batches are accumulated, and training is resumed."""
+    loop.resumes, loop.pieces = True, lambda step: 2
+    loop.rate = lambda step: min((step + 1) / 18, 0.525 + 0.475 * math.cos(math.pi * step / loop.steps))
+
+
+def batches_of_another_corpus(loop: Loop) -> None:
+    """One batch in twelve, at random, has half of its rows from another corpus."""
+    corpus = Text(8000 + loop.seed)
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if torch.rand((), generator=loop.data.random) < 1 / 12:
+            others = corpus(len(x) // 2)
+            x, y = torch.cat([others[0], x[len(x) // 2 :]]), torch.cat([others[1], y[len(y) // 2 :]])
+        return x, y
+
+    loop.batch = batch
+
+
+def three_pieces_in_bf16(loop: Loop) -> None:
+    """Products are in bf16, and three micro-batches of five rows are accumulated."""
+    loop.is_bf16, loop.rows, loop.pieces = True, lambda step: 15, lambda step: 3
+
+
+def scale_grows_seldom(loop: Loop) -> None:
+    """Gradients in fp16, with a loss scale that is 512 at first and doubles every 70 steps."""
+    Fp16(loop, 512.0)
+    loop.scaler.set_growth_interval(70)
+
+
+def rows_of_like_lengths(loop: Loop) -> None:
+    """Rows of a batch have like lengths, 8, 12, 16 or 24 letters at random, and each is padded by up to three."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        length = (8, 12, 16, 24)[int(torch.randint(4, (), generator=loop.data.random))]
+        padding = torch.randint(4, (len(x), 1), generator=loop.data.random)
+        is_padding = torch.arange(length) >= length - padding
+        return x[:, :length].masked_fill(is_padding, 0), y[:, :length].masked_fill(is_padding, IGNORED)
+
+    loop.batch = batch
+
+
+def lengths_by_six(loop: Loop) -> None:
+    """Rows have 6 letters at first, and six more after each sixth of the steps, up to all."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        length = min(LENGTH, 6 + 6 * (6 * step // loop.steps))
+        return x[:, :length], y[:, :length]
+
+    loop.batch = batch
+
+
+def adapters_in_a_cosine(loop: Loop) -> None:
+    """Adapters are trained on text at 1.4 times the rate, with a warm-up of 14 steps and a cosine to nothing."""
+    loop.rate = lambda step: 1.4 * min((step + 1) / 14, 0.5 + 0.5 * math.cos(math.pi * step / loop.steps))
+
+
+def two_judges(loop: Loop) -> None:
+    """Rewards are the mean of the share of letters and of that with a little noise, at most one."""
+
+    def rewards(loop: Loop, step: int, reward: Tensor) -> Tensor:
+        return (reward + 0.05 * torch.randn(reward.shape, generator=loop.data.random)).clamp(0, 1)
+
+    loop.rewards = rewards
+
+
+def policy_slows_down(loop: Loop) -> None:
+    """The rate of a policy warms up over ten steps and falls linearly to a third, with half of the penalty."""
+    loop.rate = lambda step: min((step + 1) / 10, 1 - 2 / 3 * step / loop.steps)
+    loop.penalty = lambda loop, step: loop.PENALTY / 2
 
 
 def fp16(loop: Loop) -> None:
