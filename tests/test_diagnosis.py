@@ -1183,6 +1183,28 @@ def test_a_share_that_at_once_stays_above_all_before_is_an_alarm(
     assert said == [(kind, AT)] * (rows == 1)
 
 
+@pytest.mark.parametrize(
+    ("name", "usual", "then", "kind"),
+    [
+        ("update_signs", 0.3, 0.9, "optimizer"),
+        ("update_signs", 0.3, -0.3, "optimizer"),
+        ("distinct_rows", 1, 0.8, "data"),
+    ],
+)
+@pytest.mark.parametrize("rows", [1, 20])
+def test_what_leaves_all_before_for_some_rows_is_said(
+    name: str, usual: float, then: float, kind: str, rows: int, tmp_path: Path
+) -> None:
+    """And what does so in one row, by chance, is not."""
+
+    def leave(row: Row, step: int) -> None:
+        if "lr" in row:
+            row[name] = (then if AT <= step < AT + 5 * rows else usual) + np.random.default_rng(step).normal(0, 0.02)
+
+    said = [(found.kind, found.parts, found.step) for found in findings(planted(tmp_path / "probes.jsonl", leave))]
+    assert said == [(kind, [], AT)] * (rows > 1)
+
+
 def test_a_loss_that_vanishes_has_less_noise_and_repeats_no_batch(tmp_path: Path) -> None:
     def vanish(row: Row, step: int) -> None:
         row["loss"] = 3 * math.exp(-step / 20 + np.random.default_rng(step).normal(0, 0.05))

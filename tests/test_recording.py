@@ -1402,6 +1402,26 @@ def run_with(
     return written(out)[1:]
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_signs_of_updates_are_those_against_gradients(sign: int, tmp_path: Path) -> None:
+    """Of Adam, which has momentum, all in its first update alone; of an ascent none."""
+    model, rows = built(), dict[str, list[Row]]()
+    for name, of in (("sgd", torch.optim.SGD), ("adam", torch.optim.Adam)):
+        optimizer: torch.optim.Optimizer = of(model.parameters(), lr=1e-2, maximize=sign < 0)
+        recorder = lab.record(model, optimizer, every=1, out=tmp_path / f"{name}.jsonl")
+        for step in range(4):
+            loss = loss_of(model, batch(step))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            recorder.step(loss)
+        recorder.close()
+        rows[name] = written(tmp_path / f"{name}.jsonl")[1:]
+    assert [row["update_signs"] for row in rows["sgd"]] == [sign] * 4
+    assert rows["adam"][0]["update_signs"] == sign
+    assert all(abs(row["update_signs"]) < 1 for row in rows["adam"][1:])
+
+
 def test_updates_that_do_not_reach_the_weights_are_told(tmp_path: Path) -> None:
     """As of a kernel that writes into copies of weights."""
     model = built()

@@ -649,7 +649,11 @@ class Measurement:
             if name in self.samples:
                 values, now = self.samples[name].values, w.flatten()[self.entries[name]]
                 self._add(name, "followed_step", {name: per_run_rms((now - values)[None])}, values)
-                is_lost = (now == values).all() & g.flatten()[self.entries[name]].any()  # written to a copy, or nowhere
+                sign = g.flatten()[self.entries[name]].sign()
+                is_lost = (now == values).all() & sign.any()  # written to a copy, or nowhere
+                against = (values - now).sign() * sign
+                for of, number in (("against_gradient", against.sum()), ("with_signs", against.abs().sum())):
+                    self.tally.add(Key(of, self.parts.where[name], name), number)
             lr, square = _rate(group), _whole_or_shard(state.get("exp_avg_sq"))
             if name in self.entries and (moment := _second_moment(state, w)) is not None:
                 self.moments[name] = Moment(moment.flatten()[self.entries[name]], self._decayed(optimizer, group))

@@ -302,6 +302,9 @@ def _columns(
     shrunk = [rms / before[place] for place, rms in after.items() if before.get(place)]
     clipped = min(1.0, median(shrunk)) if shrunk else 1.0  # which acts on all parts alike
     found["grad_edit"] = {place: rms / backward[place] / clipped for place, rms in after.items() if clipped}
+    against, signs = (sum(found.pop(name, {}).values()) for name in ("against_gradient", "with_signs"))
+    if signs:
+        found["update_signs"] = {"": against / signs}
     for name in ("no_gradient", "buffer_written"):  # which are named
         found.pop(name, None)
     found["grad_left"] = found.pop("left", {})

@@ -22,7 +22,7 @@ OF_WEIGHTS = ("grad_rms", "param_rms", "update_rms")
 OWN_ROOTS = ("batch_rms", "step_rms", "left", "backward", "unclipped", "moved", "followed_rms", "followed_step")
 OWN_LARGEST = ("dropout", "state_updates")
 WEIGHTS_OF_LOSS = ("loss_weight", "sample_weight", "sample_weight_rms")  # of which micro-batches have their parts
-OWN_SUMS = ("expert_load", "label_count", *WEIGHTS_OF_LOSS)
+OWN_SUMS = ("expert_load", "label_count", "against_gradient", "with_signs", *WEIGHTS_OF_LOSS)
 
 
 def _probe_of(name: str) -> Probe | None:

@@ -97,6 +97,8 @@ KL_ROWS, KL_GROWTH, KL_LEFT, KL_GONE = 5, 2.0, 1.25, 1e-3
 # many nats, and other weights of them if their mean over their RMS is by so much; in fewer rows, at the end, by more,
 # since 512 tokens may be off by 0.1. Weights are larger if the logarithm of their RMS is so far above all before.
 OF_SAMPLES = {"excess_surprisal": 0.2, "sample_weight": 0.3, "sample_weight_rms": 1.1}
+# The optimizer is another one if in three rows the signs of updates agree by so much more or less with gradients.
+OTHER_SIGNS = 0.3
 SOLVED = 0.02  # so near to its highest, relatively, a reward is as good as that
 LEAPS = 4.0  # times what a share ever was
 LARGEST = 600.0  # of which the exponential is finite
@@ -823,22 +825,24 @@ def moved(read: Readings, name: str) -> Iterator[Sign]:
                 continue  # it grows with what is learned
             elif move.row > read.settled and away > math.log(least) * (1 + is_learned):
                 yield Sign(known["kind"], move.row, parts, [move])
-    yield from _stays_above(read, name, known) if "stays_above" in known else ()
+    yield from _stays_away(read, name, known) if known.keys() & {"stays_above", "stays_below"} else ()
     yield from _beyond_level(read, name, known) if "level" in known else ()
 
 
-def _stays_above(read: Readings, name: str, known: Mapping[str, Any]) -> Iterator[Sign]:
-    """The first of some rows that all lie by so much above all before."""
+def _stays_away(read: Readings, name: str, known: Mapping[str, Any]) -> Iterator[Sign]:
+    """The first of some rows that all lie by so much above, or below, all before."""
     value_m = np.where(read.solved_m, math.nan, read.column(name)) if "unless" in known else read.column(name)
+    sign, least = (1, known["stays_above"]) if "stays_above" in known else (-1, known["stays_below"])
     row_n = np.flatnonzero(np.isfinite(value_m))
     if len(row_n) <= LASTS:
         return
-    highest_n = np.maximum.accumulate(value_m[row_n])[:-LASTS]
-    lowest_n = sliding_window_view(value_m[row_n], LASTS).min(1)[1:]
-    for n in np.flatnonzero(lowest_n > highest_n + known["stays_above"]).tolist():
+    highest_n = np.maximum.accumulate(sign * value_m[row_n])[:-LASTS]
+    lowest_n = sliding_window_view(sign * value_m[row_n], LASTS).min(1)[1:]
+    for n in np.flatnonzero(lowest_n > highest_n + least).tolist():
         row = int(row_n[n + 1])
         if n + 1 >= FEWEST_ROWS - 1 and row > read.settled:
-            yield Sign(known["kind"], row, moves=[read.change(name, "", row)])
+            moves = [read.change(name, "", row)]
+            yield Sign(known["kind"], row, moves=moves, is_exact="of_batch" in known)
             return
 
 
@@ -879,9 +883,9 @@ def leaves_reference(read: Readings) -> Iterator[Sign]:
             return
 
 
-def other_samples(read: Readings, name: str) -> Iterator[Sign]:
-    """A policy with samples or weights of samples that differ from what they were, in some rows in a row."""
-    value_m, least = read.column(name), OF_SAMPLES[name]
+def leaves_range(read: Readings, name: str, least: float) -> Iterator[Sign]:
+    """What lies by so much beyond the rows before, in some rows in a row, as of the samples of a policy."""
+    value_m = read.column(name)
     grows = name == "sample_weight_rms"
     with np.errstate(invalid="ignore", divide="ignore"):
         if name == "sample_weight":
@@ -905,7 +909,8 @@ def other_samples(read: Readings, name: str) -> Iterator[Sign]:
         if row_n[n] > read.settled and n >= FEWEST_ROWS - 1:
             row, own_n = int(row_n[n]), read.column(name)[row_n]
             before = float(np.median(own_n[max(0, n - USUAL) : n]))
-            yield Sign("policy", row, moves=[Move(name, "", row, len(read.step_m), float(own_n[n]), before, math.nan)])
+            move = Move(name, "", row, len(read.step_m), float(own_n[n]), before, math.nan)
+            yield Sign(quantities()[name]["kind"], row, moves=[move])
             return
 
 
@@ -1000,7 +1005,11 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "frozen parts": (frozen, "grad_rms"),
     "KL divergence": (leaves_reference, "kl"),
     "repeated batches": (repeated_batches, "loss"),
-    **{quantities()[name]["name"]: (partial(other_samples, name=name), name) for name in OF_SAMPLES},
+    "signs of updates": (partial(leaves_range, name="update_signs", least=OTHER_SIGNS), "update_signs"),
+    **{
+        quantities()[name]["name"]: (partial(leaves_range, name=name, least=least), name)
+        for name, least in OF_SAMPLES.items()
+    },
     **{
         known["name"]: (partial(no_longer_constant if "constant" in known else moved, name=name), name)
         for name, known in quantities().items()
