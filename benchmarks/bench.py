@@ -231,7 +231,8 @@ def table(first: str, names: Sequence[str]) -> Iterator[str]:
 def page(facts: Mapping[str, Any], tables: Mapping[int, Sequence[str]], results: Mapping[str, Any]) -> Iterator[str]:
     """Yield RESULTS.md, line by line."""
     line = "; ".join(f"{key.replace('_', ' ')} {value}" for key, value in facts.items())
-    yield f"# Speed\n\nWritten by `make bench`. {line}.\n"
+    has_tiles = "with" if kernels.multiplies_tiles() else "without"
+    yield f"# Speed {has_tiles} matrix units\n\nWritten by `make bench`. {line}.\n"
     yield "Pages of [processors with matrix units](RESULTS_AMX.md) and of [others](RESULTS.md).\n"
     yield METHOD
     for width, lines in tables.items():
