@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -1405,28 +1406,20 @@ def run_with(
 @pytest.mark.parametrize("sign", [1, -1])
 def test_signs_of_updates_are_those_against_gradients(sign: int, tmp_path: Path) -> None:
     """Of Adam, which has momentum, all in its first update alone; of an ascent none."""
-    model, rows = built(), dict[str, list[Row]]()
-    for name, of in (("sgd", torch.optim.SGD), ("adam", torch.optim.Adam)):
-        optimizer: torch.optim.Optimizer = of(model.parameters(), lr=1e-2, maximize=sign < 0)
-        recorder = lab.record(model, optimizer, every=1, out=tmp_path / f"{name}.jsonl")
-        for step in range(4):
-            loss = loss_of(model, batch(step))
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            recorder.step(loss)
-        recorder.close()
-        rows[name] = written(tmp_path / f"{name}.jsonl")[1:]
-    assert [row["update_signs"] for row in rows["sgd"]] == [sign] * 4
-    assert rows["adam"][0]["update_signs"] == sign
-    assert all(abs(row["update_signs"]) < 1 for row in rows["adam"][1:])
+    sgd, adam = (
+        run(built(), tmp_path / f"{of.__name__}.jsonl", 4, optimizer=partial(of, maximize=sign < 0))
+        for of in (torch.optim.SGD, torch.optim.Adam)
+    )
+    assert [row["update_signs"] for row in sgd] == [sign] * 4
+    assert adam[0]["update_signs"] == sign
+    assert all(abs(row["update_signs"]) < 1 for row in adam[1:])
 
 
 def test_updates_that_do_not_reach_the_weights_are_told(tmp_path: Path) -> None:
     """As of a kernel that writes into copies of weights."""
-    model = built()
-    optimizer, weights = torch.optim.AdamW(model.parameters(), lr=1e-2), list(model.layers[1].parameters())
-    before, step = [weight.detach().clone() for weight in weights], 0
+    model, updates = built(), count()
+    weights = list(model.layers[1].parameters())
+    before = [weight.detach().clone() for weight in weights]
 
     @torch.no_grad()
     def keep(*_: Any) -> None:
@@ -1435,19 +1428,16 @@ def test_updates_that_do_not_reach_the_weights_are_told(tmp_path: Path) -> None:
 
     @torch.no_grad()
     def lose(*_: Any) -> None:
-        for weight, value in zip(weights, before, strict=True) if step >= 8 else ():
+        for weight, value in zip(weights, before, strict=True) if next(updates) >= 8 else ():
             weight.copy_(value)
 
-    optimizer.register_step_pre_hook(keep)
-    optimizer.register_step_post_hook(lose)
-    recorder = lab.record(model, optimizer, every=5, out=tmp_path / "probes.jsonl")
-    for step in range(26):
-        loss = loss_of(model, batch(step, rows=32))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        recorder.step(loss)
-    recorder.close()
+    def losing(*args: Any, **options: Any) -> torch.optim.Optimizer:
+        optimizer = torch.optim.AdamW(*args, **options)
+        optimizer.register_step_pre_hook(keep)
+        optimizer.register_step_post_hook(lose)
+        return optimizer
+
+    run(model, tmp_path / "probes.jsonl", 26, every=5, optimizer=losing)
     assert told(tmp_path / "probes.jsonl") == ("frozen", ["block1"], 5, 10)
 
 
