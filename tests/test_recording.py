@@ -822,6 +822,16 @@ def test_a_failure_of_the_recorder_ends_it_and_not_training(
     assert not torch._C._len_torch_function_stack()
 
 
+def test_a_recorder_that_is_dropped_lets_go_of_the_model(tmp_path: Path) -> None:
+    """As in a notebook, where a cell is run again before the update that was to be measured."""
+    backward, model = torch.autograd.backward, built()
+    recorder = lab.record(model, torch.optim.AdamW(model.parameters()), out=tmp_path / "probes.jsonl")
+    assert torch.autograd.backward is not backward
+    del recorder
+    assert torch.autograd.backward is backward
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
 # experts and optimizers
 
 

@@ -144,7 +144,7 @@ class Recorder:
     def close(self) -> None:
         """Write the losses since the last update that was measured, and end."""
         if self.measurement:
-            self.measurement.end()
+            self._end_measurement()
         self.next_step = self.measurement = None
         self._finalize()
 
@@ -164,6 +164,8 @@ class Recorder:
                 self.kept,
                 self.scaler,
             )
+            # also where the recorder is dropped unclosed, as by a cell of a notebook that is run again
+            self._end_measurement = weakref.finalize(self, self.measurement.end)
 
     def _end(self, reason: str) -> None:
         """Measure no more; training goes on."""
@@ -172,7 +174,7 @@ class Recorder:
 
     def _finish(self, measurement: Measurement) -> None:
         """Bring the numbers of an update to the host, and write them."""
-        measurement.end()
+        self._end_measurement()
         keys = [Key("loss", piece=f"{step:012d}") for step, _ in self.losses]
         for key, (_, loss) in zip(keys, self.losses, strict=True):
             measurement.tally.add(key, loss)
