@@ -402,6 +402,15 @@ def test_gradients_that_are_zero_at_first_and_later_again_are_dead_from_then_on(
     assert (first.kind, first.parts, first.step) == ("dead", ["block1"], 10)
 
 
+@pytest.mark.parametrize(("label_loss", "blocks", "kinds"), [(12.0, 4, ["attention"]), (12.0, 3, []), (2.0, 4, [])])
+def test_attention_that_is_sure_in_all_blocks_of_a_model_that_has_learned_nothing_is_said(
+    label_loss: float, blocks: int, kinds: list[str], tmp_path: Path
+) -> None:
+    fault = both(sure(label_loss, deviation=2.0), holds(12.0, *of_all("attention_logit_max")[:blocks]))
+    found = findings(planted(tmp_path / "probes.jsonl", fault))
+    assert [(first.kind, first.parts, first.step) for first in found] == [(kind, [], 0) for kind in kinds]
+
+
 @pytest.mark.parametrize("healthy", [sure(label_loss=2.0), sure(label_loss=12.0, deviation=1.0)])
 def test_a_model_may_be_sure_and_right_from_the_first_row_or_know_nothing(healthy: Any, tmp_path: Path) -> None:
     """As one that was loaded, or one that has just been made."""
@@ -825,6 +834,14 @@ def test_a_policy_that_leaves_its_reference_slowly_is_said(tmp_path: Path) -> No
     assert AT < found.step <= AT + 15
 
 
+@pytest.mark.parametrize(("times", "lasts", "is_said"), [(1.7, STEPS, True), (1.7, 5, False), (1.2, STEPS, False)])
+def test_a_reference_that_is_another_one_is_said(times: float, lasts: int, is_said: bool, tmp_path: Path) -> None:
+    """Of which the policy is farther away in one step, and stays so."""
+    leaves = kl_of(lambda step: 0.4 * (1 - math.exp(-step / 60)) * (times if AT <= step < AT + lasts else 1))
+    said = [(found.kind, found.since, found.step) for found in findings(planted(tmp_path / "probes.jsonl", leaves))]
+    assert said == [("policy", AT - 5, AT)] * is_said
+
+
 GROWS = (
     lambda step: 0.4 * (1 - math.exp(-step / 60)),
     lambda step: 0.002 * (step + 1),
@@ -1181,6 +1198,13 @@ def test_a_share_that_at_once_stays_above_all_before_is_an_alarm(
 
     said = [(found.kind, found.step) for found in findings(planted(tmp_path / "probes.jsonl", grow))]
     assert said == [(kind, AT)] * (rows == 1)
+
+
+@pytest.mark.parametrize(("share", "is_said"), [(0.6, True), (0.4, False)])
+def test_a_share_of_the_last_row_alone_is_an_alarm_if_it_is_larger(share: float, is_said: bool, tmp_path: Path) -> None:
+    last = both(holds(0.0, "zero_variance_groups"), sets(share, "zero_variance_groups"))
+    said = [(found.kind, found.step) for found in findings(planted(tmp_path / "probes.jsonl", last, every=100))]
+    assert said == [("groups", AT)] * is_said
 
 
 @pytest.mark.parametrize(

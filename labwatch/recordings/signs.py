@@ -45,8 +45,8 @@ LABELS_APART = 5.0
 # A block is unlike the others from the first row on if its weights are larger by this factor than their median.
 UNLIKE = 4.0
 # A model is sure of what it predicts if its output logits have this standard deviation. It has learned nothing if those
-# of labels lie by less than so many deviations above the others.
-SURE, LIKELIER = 3.0, 0.5
+# of labels lie by less than so many deviations above the others. Attention is sure if its largest logits are so large.
+SURE, LIKELIER, SURE_ATTENTION = 3.0, 0.5, 8.0
 # Weights have moved by more than their updates can if it is so many times what these explain. The first are small.
 BEYOND_UPDATES, OF_FIRST = 3.0, 2.0
 # What a block makes of its input, or its attention logits, change apart from the others if their logarithm changes by
@@ -90,7 +90,8 @@ LEARNED_STEPS = 5
 # so many at least, it fell as much from the first quarter to the middle as from there to the last quarter.
 FEWEST_STEPS = 25
 # A policy leaves its reference if in so many rows the KL divergence, whose growth had slowed down, grows so many times
-# as fast as ever before, and to so many times what it was. That begins where it leaves what it was by the last factor.
+# as fast as ever before, and to so many times what it was. That begins where it leaves what it was by the last factor,
+# by which it also does not grow over ``USUAL`` rows if it grows no more.
 # It is no longer apart from it, since that is renewed with it, if from one row on the divergence is below such a share.
 KL_ROWS, KL_GROWTH, KL_LEFT, KL_GONE = 5, 2.0, 1.25, 1e-3
 # A policy has other samples if in three rows its surprisal at them, less its entropy, is off from what it was by so
@@ -667,12 +668,21 @@ def unlike_weights(read: Readings) -> Iterator[Sign]:
 
 
 def sure_untrained(read: Readings) -> Iterator[Sign]:
-    """Output logits that differ much in the first row, and in which labels are no more likely than other tokens."""
+    """Logits that differ much in the first row: those of the output, or of attention in all blocks.
+
+    And labels are no more likely than other tokens.
+    """
     names = ("output_logit_rms", "output_logit_mean", "log_z", "label_loss")
     rms, mean, log_z, label_loss = (float(read.column(name)[0]) for name in names)
     deviation = math.sqrt(max(rms**2 - mean**2, 0.0))
-    if deviation > SURE and log_z - mean - label_loss < LIKELIER * deviation:
+    if not log_z - mean - label_loss < LIKELIER * deviation:
+        return
+    if deviation > SURE:
         yield Sign("output_logits", 0, moves=[Move("output_logit_rms", "", 0, 1, rms, math.nan, math.inf)])
+    logits = {block: float(read.column("attention_logit_max", block)[0]) for block in read.blocks}
+    if logits and min(logits.values()) > SURE_ATTENTION:
+        of_blocks = [Move("attention_logit_max", block, 0, 1, of, math.nan, math.inf) for block, of in logits.items()]
+        yield Sign("attention", 0, moves=of_blocks)
 
 
 def weights_beyond_updates(read: Readings) -> Iterator[Sign]:
@@ -830,20 +840,30 @@ def moved(read: Readings, name: str) -> Iterator[Sign]:
 
 
 def _stays_away(read: Readings, name: str, known: Mapping[str, Any]) -> Iterator[Sign]:
-    """The first of some rows that all lie by so much above, or below, all before."""
+    """The first of some rows that all lie by so much above, or below, all before; or of fewer, at the end, by more."""
     value_m = np.where(read.solved_m, math.nan, read.column(name)) if "unless" in known else read.column(name)
     sign, least = (1, known["stays_above"]) if "stays_above" in known else (-1, known["stays_below"])
     row_n = np.flatnonzero(np.isfinite(value_m))
-    if len(row_n) <= LASTS:
+    if len(row_n) < FEWEST_ROWS:
         return
-    highest_n = np.maximum.accumulate(sign * value_m[row_n])[:-LASTS]
-    lowest_n = sliding_window_view(sign * value_m[row_n], LASTS).min(1)[1:]
-    for n in np.flatnonzero(lowest_n > highest_n + least).tolist():
+    later_kn = _later(sign * value_m[row_n])
+    away_n = np.fmin.reduce(later_kn)[1:] - np.maximum.accumulate(sign * value_m[row_n])[:-1]
+    for n in np.flatnonzero(away_n > least * _of_fewer(later_kn)[1:]).tolist():
         row = int(row_n[n + 1])
         if n + 1 >= FEWEST_ROWS - 1 and row > read.settled:
             moves = [read.change(name, "", row)]
             yield Sign(known["kind"], row, moves=moves, is_exact="of_batch" in known)
             return
+
+
+def _later(value_n: Numbers) -> Numbers:
+    """``[k n]`` each value and those of the rows after it, NaN after the last."""
+    return np.array([np.append(value_n, np.full(k, math.nan))[k:] for k in range(LASTS)])
+
+
+def _of_fewer(later_kn: Numbers) -> Numbers:
+    """``[n]`` by how much more fewer rows, at the end, must be away."""
+    return np.sqrt(LASTS / np.isfinite(later_kn).sum(0))
 
 
 def _falls_faster(read: Readings, row: int) -> bool:
@@ -859,7 +879,10 @@ def _falls_faster(read: Readings, row: int) -> bool:
 
 
 def leaves_reference(read: Readings) -> Iterator[Sign]:
-    """A KL divergence that grows faster over some rows than it ever did, to several times what it was."""
+    """A KL divergence that grows faster over some rows than it ever did, to several times what it was.
+
+    Or that grew no more, and then grows faster in one row than it ever did, and stays there.
+    """
     row_n = np.flatnonzero(np.isfinite(read.column("kl")))
     kl_n = read.column("kl")[row_n]
     gone_n = np.maximum.accumulate(kl_n[::-1])[::-1] <= KL_GONE * np.fmax.accumulate(kl_n)  # and stays so
@@ -867,7 +890,14 @@ def leaves_reference(read: Readings) -> Iterator[Sign]:
         row = int(row_n[1 + np.argmax(gone_n[1:])])
         yield Sign("policy", row, moves=[read.change("kl", "", row)], is_exact=True)
         return
+    least_later_n = np.fmin.reduce(_later(kl_n))
     for now in range(2, len(kl_n)):
+        highest, growth_n = kl_n[:now].max(), np.diff(kl_n[: now + 1])
+        is_calm = now > USUAL and highest <= KL_LEFT * kl_n[: now - USUAL].max()
+        if is_calm and least_later_n[now] > KL_LEFT * highest and growth_n[-1] > KL_GROWTH * growth_n[:-1].max():
+            row = int(row_n[now])
+            yield Sign("policy", row, moves=[read.change("kl", "", row)])
+            return
         rows = min(KL_ROWS, now // 2)
         begin = now - rows
         highest, growth_n = kl_n[: begin + 1].max(), kl_n[rows : begin + 1] - kl_n[: begin + 1 - rows]
@@ -896,7 +926,7 @@ def leaves_range(read: Readings, name: str, least: float) -> Iterator[Sign]:
     value_n = value_m[row_n]
     if len(value_n) < FEWEST_ROWS:
         return
-    later_kn = np.array([np.append(value_n, np.full(k, math.nan))[k:] for k in range(LASTS)])
+    later_kn = _later(value_n)
     if grows:
         away_n = np.fmin.reduce(later_kn) - np.append(math.inf, np.maximum.accumulate(value_n)[:-1])
         least_n = np.full(len(value_n), least)
@@ -904,7 +934,7 @@ def leaves_range(read: Readings, name: str, least: float) -> Iterator[Sign]:
         before_kn = np.array([np.append(np.full(k + 1, math.nan), value_n)[: len(value_n)] for k in range(USUAL)])
         above_n = np.fmin.reduce(later_kn) - np.fmax.reduce(before_kn)
         below_n = np.fmin.reduce(before_kn) - np.fmax.reduce(later_kn)
-        away_n, least_n = np.fmax(above_n, below_n), least * np.sqrt(LASTS / np.isfinite(later_kn).sum(0))
+        away_n, least_n = np.fmax(above_n, below_n), least * _of_fewer(later_kn)
     for n in np.flatnonzero(away_n > least_n).tolist():
         if row_n[n] > read.settled and n >= FEWEST_ROWS - 1:
             row, own_n = int(row_n[n]), read.column(name)[row_n]
