@@ -210,6 +210,7 @@ FAULTS: dict[str, tuple[Callable[[Row, int], None], str, list[str]]] = {
     "epsilon": (sets(0.99, *of_all("grad_below_eps")), "optimizer", []),
     "frozen": (sets(None, "grad_rms/block0"), "frozen", ["block0"]),
     "no update": (sets(0.0, "update_ratio/block3"), "frozen", ["block3"]),
+    "no update of some weights": (sets(["w.1"], "update_zero/block3"), "frozen", ["block3"]),
     "NaN in a gradient": (sets(["w.1"], "gradient_not_finite/block1"), "not_finite", ["block1"]),
     "NaN in a state": (sets(["w.1"], "update_not_finite/block1"), "not_finite", ["block1"]),
     "infinite activations": (sets(math.inf, "block_rms/block2", "block_rms/block3"), "not_finite", ["block2"]),
@@ -726,6 +727,29 @@ def test_weights_that_lack_a_gradient_now_and_then_are_no_alarm(tmp_path: Path) 
             row["gradient_missing/block1"] = ["w.1"]
 
     assert not findings(planted(tmp_path / "probes.jsonl", skip))
+
+
+def test_updates_that_are_zero_now_and_then_or_where_the_rate_is_low_are_no_alarm(tmp_path: Path) -> None:
+    """As those of single numbers, of which signs are left out, and those that are rounded away at the end."""
+
+    def skip(row: Row, step: int) -> None:
+        if "lr" in row and step % 15 == 10:
+            row["update_zero/block1"] = ["scale"] if step < STEPS - 5 else ["shift"]
+
+    ends = both(times(0.1, "lr", at=AT - 50), sets(["w.1"], "update_zero/block1"))
+    for fault in (skip, ends):
+        assert "frozen" not in [found.kind for found in findings(planted(tmp_path / "probes.jsonl", fault))]
+
+
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [("router_logit_max", "router"), ("attention_logit_max", "attention"), ("block_rms", "activations")],
+)
+def test_what_is_zero_in_the_last_row_alone_is_said(column: str, kind: str, tmp_path: Path) -> None:
+    """Of three rows, since each hundredth update is recorded."""
+    zero = both(holds(2.0, *(f"{column}/{block}" for block in BLOCKS)), sets(0.0, f"{column}/block2"))
+    (found,) = findings(planted(tmp_path / "probes.jsonl", zero, every=100))
+    assert (found.kind, found.parts, found.since, found.step) == (kind, ["block2"], AT - 100, AT)
 
 
 @pytest.mark.parametrize("usual", [0.7, -0.7])

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache, partial
-from itertools import pairwise, takewhile
+from itertools import chain, pairwise, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -435,6 +435,18 @@ def zero_gradients(read: Readings) -> Iterator[Sign]:
             return
 
 
+def silent(read: Readings) -> Iterator[Sign]:
+    """Blocks of which something that had been positive is exactly zero from one row on."""
+    for name in ("block_rms", "attention_logit_max", "router_logit_max"):
+        for block in read.blocks:
+            value_m = read.column(name, block)
+            row_n = np.flatnonzero(np.isfinite(value_m))
+            positive = int((value_m[row_n] > 0).sum())
+            if LASTING <= positive < len(row_n) and not value_m[row_n[positive:]].any():
+                row = int(row_n[positive])
+                yield Sign(quantities()[name]["kind"], row, [block], [read.change(name, block, row)], is_exact=True)
+
+
 def frozen(read: Readings) -> Iterator[Sign]:
     """Parts that lose their gradients, or whose updates become zero, while others are trained."""
     places = read.recording.places("grad_rms")
@@ -450,9 +462,26 @@ def frozen(read: Readings) -> Iterator[Sign]:
 
 def lost_gradients(read: Readings) -> Iterator[Sign]:
     """Weights that get no gradient any more, in no row from one on, though they did in those before."""
+    yield from _never_again(read, read.named("gradient_missing"))
+
+
+def lost_updates(read: Readings) -> Iterator[Sign]:
+    """Weights of some parts whose updates are zero in each row from one on, while the rate is not much lower.
+
+    Unless those of others are so by chance, now and then, as of scalars under an optimizer that masks signs.
+    """
+    rate_m, places = read.column("lr"), read.recording.places("update_ratio")
+    high_m = rate_m >= BACK * np.fmax.accumulate(rate_m)
+    rows = {row: of for row, of in read.named("update_zero").items() if len(of) < MOST * len(places)}
+    signs = list(_never_again(read, rows))
+    if {name for sign in signs for name in sign.weights} == {x for of in rows.values() for x in chain(*of.values())}:
+        yield from (sign for sign in signs if high_m[sign.row])
+
+
+def _never_again(read: Readings, lacking: Mapping[int, Mapping[str, list[str]]]) -> Iterator[Sign]:
+    """Weights that lack something in each row from one on, and in none before."""
     updates_pm = [read.column("update_ratio", place) for place in read.recording.places("update_ratio")]
     missing, found = defaultdict[tuple[str, str], list[int]](list), defaultdict[int, list[tuple[str, str]]](list)
-    lacking = read.named("gradient_missing")
     measured = [
         row for row in range(len(read.step_m)) if row in lacking or any(np.isfinite(m[row]) for m in updates_pm)
     ]
@@ -1027,11 +1056,13 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "buffers that are constant": (written_buffers, "in_evaluation"),
     "steps of the optimizer": (lost_counts, "state_updates"),
     "gradients that are missing": (lost_gradients, "grad_rms"),
+    "updates that are zero": (lost_updates, "update_ratio"),
     "weights against updates": (weights_beyond_updates, "param_rms"),
     "output against other blocks": (outputs_apart, "block_rms"),
     "logits against other blocks": (logits_apart, "attention_logit_max"),
     "gradients against the next part": (gradients_apart, "grad_rms"),
     "zero gradients": (zero_gradients, "grad_rms"),
+    "silent blocks": (silent, "block_rms"),
     "frozen parts": (frozen, "grad_rms"),
     "KL divergence": (leaves_reference, "kl"),
     "repeated batches": (repeated_batches, "loss"),
