@@ -892,7 +892,8 @@ def _later(value_n: Numbers) -> Numbers:
 
 def _of_fewer(later_kn: Numbers) -> Numbers:
     """``[n]`` by how much more fewer rows, at the end, must be away."""
-    return np.sqrt(LASTS / np.isfinite(later_kn).sum(0))
+    more_n: Numbers = np.sqrt(LASTS / np.isfinite(later_kn).sum(0))
+    return more_n
 
 
 def _falls_faster(read: Readings, row: int) -> bool:
