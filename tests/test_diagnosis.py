@@ -741,6 +741,12 @@ def test_updates_that_are_zero_now_and_then_or_where_the_rate_is_low_are_no_alar
         assert "frozen" not in [found.kind for found in findings(planted(tmp_path / "probes.jsonl", fault))]
 
 
+def test_gradients_that_are_zero_in_the_last_row_alone_are_said(tmp_path: Path) -> None:
+    """Of three rows, in which they never were before."""
+    (found,) = findings(planted(tmp_path / "probes.jsonl", sets(["w.1"], "gradient_zero/block1"), every=100))
+    assert (found.kind, found.parts, found.since, found.step) == ("dead", ["block1"], AT - 100, AT)
+
+
 @pytest.mark.parametrize(
     ("column", "kind"),
     [("router_logit_max", "router"), ("attention_logit_max", "attention"), ("block_rms", "activations")],

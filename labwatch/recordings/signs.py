@@ -422,9 +422,11 @@ def not_finite(read: Readings) -> Iterator[Sign]:
 def zero_gradients(read: Readings) -> Iterator[Sign]:
     """Weights whose gradients are exactly zero in some rows in a row."""
     rows = {row: parts for row, parts in read.named("gradient_zero").items() if not read.teach_nothing_m[row]}
+    end = len(read.step_m)
     for row, parts in rows.items():
         lasts = LASTING + (row == 0)  # behind two matrices that are zero at first there are no gradients in two updates
-        then = [rows.get(later, {}) for later in range(row + 1, row + lasts)]
+        is_first = row == next(iter(rows)) and row >= LASTING  # and the last row may show it alone
+        then = [rows.get(later, {}) for later in range(row + 1, min(row + lasts, end) if is_first else row + lasts)]
         lasting = {
             place: kept
             for place, names in parts.items()
