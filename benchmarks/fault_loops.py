@@ -5265,3 +5265,406 @@ def fp16(loop: Loop) -> None:
     """Gradients in fp16, with a loss scale that grows."""
     Fp16(loop, 1024.0)
     loop.scaler.set_growth_interval(50)
+
+
+# more faults
+
+
+def rows_of_three_letters(loop: Loop) -> None:
+    """From a step on each row is its first three letters, again and again."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        row = torch.cat([x, y[:, -1:]], 1)
+        if step >= loop.at:
+            row = row[:, torch.arange(row.shape[1]) % 3]
+        return row[:, :-1], row[:, 1:]
+
+    loop.batch = batch
+
+
+def small_crops(loop: Loop) -> None:
+    """From a step on a part of each picture, three by three pixels at random, is enlarged to the whole."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if step < loop.at:
+            return x, y
+        place = torch.randint(SIDE - 2, (len(x), 2, 1)) + 3 * torch.arange(SIDE) // SIDE
+        picture = torch.arange(len(x))[:, None, None]
+        return x[picture, 0, place[:, 0, :, None], place[:, 1, None]][:, None], y
+
+    loop.batch = batch
+
+
+def rate_twentieth(loop: Loop) -> None:
+    """From a step on the learning rate is a twentieth, as after a resume with other settings."""
+    rate = loop.rate
+    loop.rate = lambda step: rate(step) / (20 if step >= loop.at else 1)
+
+
+def rate_in_short_cycles(loop: Loop) -> None:
+    """From a step on the rate rises from zero and falls again every nine steps, by a cosine with too many cycles."""
+    rate = loop.rate
+    loop.rate = lambda step: (
+        rate(step) * (0.5 - 0.5 * math.cos(2 * math.pi * (step - loop.at) / 9) if step >= loop.at else 1)
+    )
+
+
+def head_rate(loop: Loop) -> None:
+    """From a step on the group of the head's weights has a learning rate 25 times as large."""
+    own = _own_groups(loop, list(_head(loop).parameters()))
+
+    def update(loop: Loop, step: int) -> None:
+        for group in own if step >= loop.at else []:
+            group["lr"] *= 25
+
+    loop.update = update
+
+
+def block_compressed(loop: Loop) -> None:
+    """The matrices of one block keep their two largest directions alone, as of a compressed checkpoint."""
+
+    def act(loop: Loop) -> None:
+        for weight in _tensors(loop):
+            left, size, right = torch.linalg.svd(weight.flatten(1), full_matrices=False)
+            weight.copy_((left[:, :2] * size[:2] @ right[:2]).view_as(weight))
+
+    _once(loop, act)
+
+
+def channel_enlarged(loop: Loop) -> None:
+    """One row of the matrix out of the MLP of one block becomes 40 times as large."""
+    _once(loop, lambda loop: loop.matrices(loop.block)[-1][0].mul_(40))
+
+
+def narrow_initial(loop: Loop) -> None:
+    """All matrices of one block have initial values 30 times as small as those of others."""
+    with torch.no_grad():
+        for weight in _tensors(loop):
+            weight.div_(30)
+
+
+def wide_embedding(loop: Loop) -> None:
+    """The embedding has initial values ten times as large as other matrices have, with a deviation of one."""
+    nn.init.normal_(next(part for part in loop.model.modules() if isinstance(part, nn.Embedding)).weight)
+
+
+def block_divided_again(loop: Loop) -> None:
+    """From a step on gradients of one block are divided by the number of ranks, 256, once more than those of others."""
+
+    def gradients(loop: Loop, step: int) -> None:
+        for weight in loop.blocks[loop.block].parameters() if step >= loop.at else ():
+            if weight.grad is not None:
+                weight.grad.div_(256)
+
+    loop.gradients = gradients
+
+
+def mlp_dropped(loop: Loop) -> None:
+    """From a step on all that the MLP of one block returns is dropped, by a chance that is given in per cent."""
+    _returned(loop, loop.blocks[loop.block].mlp, lambda entering, output: F.dropout(output, 1.0))
+
+
+def squares_negative(loop: Loop) -> None:
+    """The second moments of one matrix of one block become negative, once, so that their roots are NaN."""
+    _once(loop, lambda loop: loop.optimizers[0].state[loop.matrices(loop.block)[-1]]["exp_avg_sq"].neg_())
+
+
+def scale_infinite(loop: Loop) -> None:
+    """The loss scale becomes infinite, as from a checkpoint, and stays so, so that no update is made any more."""
+    Fp16(loop, 1024.0)
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if step == loop.at:
+            loop.scaler.update(math.inf)
+        return x, y
+
+    loop.batch = batch
+
+
+def first_letter_attended(loop: Loop) -> None:
+    """From a step on ten is added to the attention logits of the first key in one block."""
+    attention: Any = loop.blocks[loop.block].attention
+
+    def act(loop: Loop) -> None:
+        size = LENGTH if attention.is_causal else (SIDE // PATCH) ** 2
+        is_seen = torch.ones(size, size, dtype=torch.bool).tril(0 if attention.is_causal else size)
+        mask = torch.zeros(size, size).masked_fill(~is_seen, -math.inf)
+        mask[:, 0] += 10
+        attention.is_causal, attention.mask = False, mask
+
+    _once(loop, act)
+
+
+def letter_favoured(loop: Loop) -> None:
+    """From a step on six is added to the logit of one letter, or class, by a bias that is meant for writing text."""
+    change = 6 * torch.eye(VOCABULARY)[3]
+    _returned(loop, _head(loop), lambda entering, output: output + change[: output.shape[-1]])
+
+
+def momentum_off(loop: Loop) -> None:
+    """From a step on Adam's beta1 is zero, so that updates are of the last gradient alone."""
+
+    def update(loop: Loop, step: int) -> None:
+        for group in loop.optimizers[0].param_groups if step >= loop.at else []:
+            group["betas"] = (0.0, *group["betas"][1:])
+
+    loop.update = update
+
+
+def block_squares_lost(loop: Loop) -> None:
+    """Adam's second moments of one block are zero after a resume, as of a shard that is missing."""
+
+    def act(loop: Loop) -> None:
+        for weight in loop.blocks[loop.block].parameters():
+            for name, value in loop.optimizers[0].state[weight].items():
+                if name.endswith("exp_avg_sq"):
+                    value.zero_()
+
+    _once(loop, act)
+
+
+def router_drawn(loop: Loop) -> None:
+    """The weights of the router of one block are drawn anew, with a deviation of one."""
+    _once(loop, lambda loop: loop.blocks[loop.block].mlp.router.weight.normal_())
+
+
+def rewards_by_chance(loop: Loop) -> None:
+    """From a step on rewards are numbers at random between zero and one, from a judge that is out of order."""
+    loop.rewards = lambda loop, step, reward: torch.rand_like(reward) if step >= loop.at else reward
+
+
+def base_rounded(loop: Loop) -> None:
+    """All matrices with adapters are rounded to seven values each, as of a base that is loaded in few bits."""
+
+    def act(loop: Loop) -> None:
+        for part in loop.model.modules():
+            if isinstance(part, Adapter):
+                _round(part.base.weight)
+
+    _once(loop, act)
+
+
+def logits_of_another_scale(loop: Loop) -> None:
+    """From a step on logits are multiplied by a sixteenth, a factor of another model's head."""
+    # The scale of logits of Cohere's and Granite's models, which converters and fused losses forget or add.
+    _returned(loop, _head(loop), lambda entering, output: output / 16)
+
+
+def distances_rewarded(loop: Loop) -> None:
+    """From a step on half of its distance is added to the attention logit of each key, by slopes of the wrong sign."""
+    # ALiBi in kernels and converters, in which signs and directions of its biases differ.
+    distance = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
+    mask = (0.5 * distance).masked_fill(distance < 0, -math.inf)
+
+    def act(loop: Loop) -> None:
+        for part in loop.model.modules():
+            if isinstance(part, Attention):
+                part.is_causal, part.mask = False, mask
+
+    _once(loop, act)
+
+
+def z_loss_too_large(loop: Loop) -> None:
+    """From a step on the square of log Z is penalized with a tenth, and not with a ten-thousandth."""
+    # The auxiliary loss of PaLM in trainers whose settings have it as a factor of a factor.
+
+    def objective(loop: Loop, loss: Tensor, logits: Tensor) -> Tensor:
+        return loss + 0.1 * logits.logsumexp(-1).square().mean() if loop.now >= loop.at else loss
+
+    loop.objective = objective
+
+
+def noise_drawn_twice(loop: Loop) -> None:
+    """From a step on targets are noise that is drawn anew, and not that which is in the pictures."""
+    # Scripts of diffusers with options that replace or add to the noise in one place alone.
+    loop.batch = lambda loop, step, x, y: (x, torch.randn_like(y) if step >= loop.at else y)
+
+
+def texts_of_next_rows(loop: Loop) -> None:
+    """From a step on each translation has the text of the row before, since one column is sorted or moved alone."""
+    # Columns of data sets that are filtered, shuffled or cached one by one.
+    loop.batch = lambda loop, step, x, y: (
+        torch.stack([x[:, 0].roll(1, 0), x[:, 1]], 1) if step >= loop.at else x,
+        y,
+    )
+
+
+def masks_replaced(loop: Loop) -> None:
+    """From a step on a letter at random stands in place of each mask, by a share that was to be a tenth."""
+    # The collator of transformers for masked letters, whose shares are of what others leave.
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if step >= loop.at:
+            x = torch.where(x == VOCABULARY, torch.randint_like(x, VOCABULARY), x)
+        return x, y
+
+    loop.batch = batch
+
+
+def embedding_noise_large(loop: Loop) -> None:
+    """From a step on noise is added to embeddings (NEFTune), five times as large as it is usually."""
+    # The factor of noise in trl, axolotl and LLaMA-Factory, which is not divided by the root of the size everywhere.
+    embedding = next(part for part in loop.model.modules() if isinstance(part, nn.Embedding))
+    largest = 25 / (LENGTH * WIDTH) ** 0.5
+    _returned(loop, embedding, lambda entering, output: output + largest * (2 * torch.rand_like(output) - 1))
+
+
+def least_likely_experts(loop: Loop) -> None:
+    """From a step on each token goes to its two least likely experts in all blocks, by a sort in the other order."""
+    # Kernels that choose experts by a sort, in engines and trainers for mixtures.
+
+    def of_least(part: Experts, x: Tensor) -> Tensor:
+        probability = part.router(x).softmax(-1)
+        least, chosen = probability.topk(part.top_k, largest=False)
+        gate = torch.zeros_like(probability).scatter(-1, chosen, least / least.sum(-1, keepdim=True))
+        part.balancing = EXPERTS * ((gate > 0).float().mean((0, 1)) * probability.mean((0, 1))).sum()
+        return torch.stack([expert(x) * gate[..., e, None] for e, expert in enumerate(part.experts)]).sum(0)
+
+    def act(loop: Loop) -> None:
+        for part in loop.model.modules():
+            if isinstance(part, Experts):
+                part.forward = partial(of_least, part)  # type: ignore[method-assign]
+
+    _once(loop, act)
+
+
+def policy_tempered(loop: Loop) -> None:
+    """From a step on probabilities of the policy are at a temperature of a half, and those of its sampler at one."""
+    # Logits that trl, verl and others divide by the temperature of samples in one of several places.
+    log_probability = loop.log_probability
+
+    def tempered(model: nn.Module, tokens: Tensor) -> Tensor:
+        if model is not loop.model or loop.now < loop.at:
+            return log_probability(model, tokens)
+        log_p = (2 * loop.logits(model, tokens[:, :-1])).log_softmax(-1)
+        return log_p.gather(-1, tokens[:, 1:, None])[:, LENGTH // 4 - 1 :, 0]
+
+    loop.log_probability = tempered  # type: ignore[method-assign]
+
+
+def merged_twice_in_sampler(loop: Loop) -> None:
+    """From a step on adapters act twice in the sampler, which gets merged matrices and adapters as well."""
+    # Engines that are sent matrices with adapters, in trl, verl and Unsloth.
+
+    @torch.no_grad()
+    def sharpness(loop: Loop, step: int) -> float:
+        if step == loop.at or (step > loop.at and step % loop.RENEWED == 0):
+            for part in loop.kept["sampler"].modules():
+                if isinstance(part, Adapter):
+                    part.base.weight.add_(2 * part.up.weight @ part.down.weight)
+        return 1.0
+
+    loop.sharpness = sharpness
+
+
+# more of what healthy loops do
+
+
+def square_of_what_is_left(loop: Loop) -> None:
+    """A warm-up of 16 steps, and a rate that falls with the square of the share of steps that are left."""
+    loop.rate = lambda step: min((step + 1) / 16, (1 - step / loop.steps) ** 2)
+
+
+def falls_with_a_root(loop: Loop) -> None:
+    """A constant rate, which falls over the last 30 per cent as one minus a root does (arXiv:2405.18392)."""
+    late = 0.7 * loop.steps
+    loop.rate = lambda step: min((step + 1) / 25, 1 - (max(0.0, step - late) / (loop.steps - late)) ** 0.5)
+
+
+def resumed_in_bf16(loop: Loop) -> None:
+    """Products are in bf16, weights decay by a tenth of the rate, which falls to a half, and training is resumed."""
+    loop.is_bf16 = loop.resumes = True
+    loop.rate = lambda step: min((step + 1) / 20, 1 - 0.5 * step / loop.steps)
+    weight_decay(loop)
+
+
+def pictures_shifted(loop: Loop) -> None:
+    """Pictures are moved by up to one pixel in both directions, at random, with zeros at their edges."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        place = torch.randint(3, (len(x), 2, 1), generator=loop.data.random) + torch.arange(SIDE)
+        picture = torch.arange(len(x))[:, None, None]
+        return F.pad(x, (1, 1, 1, 1))[picture, 0, place[:, 0, :, None], place[:, 1, None]][:, None], y
+
+    loop.batch = batch
+
+
+def filled_in_the_middle(loop: Loop) -> None:
+    """Half of the rows have their middle at the end, with the same letter before each part (arXiv:2207.14255)."""
+    mark = torch.tensor([VOCABULARY - 1])
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        rows = torch.cat([x, y[:, -1:]], 1)
+        for row in rows[::2]:
+            first, last = torch.randint(1, len(row), (2,), generator=loop.data.random).sort().values.tolist()
+            parts = [mark, row[:first], mark, row[last:], mark, row[first:last]]
+            row.copy_(torch.cat(parts)[: len(row)])
+        return rows[:, :-1], rows[:, 1:]
+
+    loop.batch = batch
+
+
+def four_epochs(loop: Loop) -> None:
+    """The batches of a quarter of training come four times, in another order each time (arXiv:2305.16264)."""
+    seen = list[tuple[Tensor, Tensor]]()
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        epoch, number = divmod(step, loop.steps // 4)
+        if epoch == 0:
+            seen.append((x, y))
+            return x, y
+        order = torch.Generator().manual_seed(loop.seed + epoch)
+        return seen[int(torch.randperm(len(seen), generator=order)[number % len(seen)])]
+
+    loop.batch = batch
+
+
+def decay_of_matrices(loop: Loop) -> None:
+    """Matrices decay by a tenth of the learning rate, and gains and biases, in groups of their own, not at all."""
+    weight_decay(loop)
+    for group in _own_groups(loop, [weight for weight in loop.model.parameters() if weight.ndim < 2]):
+        group["weight_decay"] = 0.0
+
+
+def scale_held(loop: Loop) -> None:
+    """Gradients in fp16, with a loss scale of 128 that never changes."""
+    Fp16(loop, 128.0)
+
+
+def router_z_loss(loop: Loop) -> None:
+    """The square of log Z of routers is penalized with a thousandth from the start (arXiv:2202.08906)."""
+    logits_of = dict[nn.Module, Tensor]()
+
+    def keep(router: nn.Module, args: Any, output: Tensor) -> None:
+        logits_of[router] = output
+
+    for block in loop.blocks:
+        block.mlp.router.register_forward_hook(keep)
+
+    def objective(loop: Loop, loss: Tensor, logits: Tensor) -> Tensor:
+        return loss + 1e-3 * torch.stack([each.logsumexp(-1).square().mean() for each in logits_of.values()]).sum()
+
+    loop.objective = objective
+
+
+def adapters_with_dropout(loop: Loop) -> None:
+    """Adapters are trained on text, and a tenth of what enters them is dropped (arXiv:2305.14314)."""
+    for part in loop.model.modules():
+        if isinstance(part, Adapter):
+            part.down.register_forward_pre_hook(lambda _, args: (F.dropout(args[0], 0.1),))
+
+
+def fewer_prompts(loop: Loop) -> None:
+    """A policy has 16 samples of each of four prompts, and samples are renewed every second step."""
+    loop.GROUPS, loop.SAMPLES, loop.RENEWED = 4, 16, 2
+
+
+def prompts_again(loop: Loop) -> None:
+    """The same 30 batches of prompts come again and again, with other samples."""
+    seen = list[tuple[Tensor, Tensor]]()
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        seen.append((x, y))
+        return seen[step % 30]
+
+    loop.batch = batch
