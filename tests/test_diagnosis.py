@@ -220,6 +220,12 @@ FAULTS: dict[str, tuple[Callable[[Row, int], None], str, list[str]]] = {
     "dead from the start": (sets(["w.1"], "gradient_zero/block1", at=0), "dead", ["block1"]),
     "a mask that is gone": (both(holds(0.0, *AHEAD), sets(0.4, *AHEAD)), "attention", []),
     "a mask of one block": (both(holds(0.0, *AHEAD), sets(0.4, AHEAD[1])), "attention", ["block1"]),
+    "dropout of one block": (
+        both(holds(0.1, *(f"dropout/{block}" for block in BLOCKS)), sets(0.9, "dropout/block2")),
+        "activations",
+        ["block2"],
+    ),
+    "initial queries and keys": (times(0.001, "attention_logit_max/block2", at=0), "weights", ["block2"]),
     "dropout": (both(holds(0.1, "dropout/block2"), sets(0.0, "dropout/block2")), "data", []),
     "a sum for a mean": (both(holds(1.0, "loss_weight"), sets(8.0, "loss_weight")), "gradients", []),
     "gradients that stay": (both(holds(0.0, *LEFT), sets(0.02, *LEFT)), "gradients", []),
@@ -463,6 +469,7 @@ def test_changes_are_judged_once_training_has_settled(start: str, leap: str, tmp
     [
         ({"lr": (1e-3, 0.0)}, "rate", "lr of the weights of block2 and block3 went from 0.001 to 0"),
         ({"lr": (1e-3, 1e-5)}, "rate", "lr of the weights of block2 and block3 went from 0.001 to 1e-5"),
+        ({"lr": (1e-3, 5e-5)}, "rate", "lr of the weights of block2 and block3 went from 0.001 to 5e-5"),
         ({"lr": (1e-3, 3e-2)}, "rate", "lr of the weights of block2 and block3 went from 0.001 to 0.03"),
         ({"beta2": (0.95, 0.0)}, "optimizer", "beta2 of the weights of block2 and block3 went from 0.95 to 0"),
         (
@@ -756,6 +763,35 @@ def test_what_is_zero_in_the_last_row_alone_is_said(column: str, kind: str, tmp_
     zero = both(holds(2.0, *(f"{column}/{block}" for block in BLOCKS)), sets(0.0, f"{column}/block2"))
     (found,) = findings(planted(tmp_path / "probes.jsonl", zero, every=100))
     assert (found.kind, found.parts, found.since, found.step) == (kind, ["block2"], AT - 100, AT)
+
+
+@pytest.mark.parametrize(("blocks", "is_said"), [(1, True), (4, False)])
+def test_attention_of_one_block_that_sees_one_token_in_the_last_row_is_said(
+    blocks: int, is_said: bool, tmp_path: Path
+) -> None:
+    collapsed = sets(0.01, *of_all("attention_entropy")[:blocks])
+    said = [(found.kind, found.parts) for found in findings(planted(tmp_path / "probes.jsonl", collapsed, every=100))]
+    assert said == [("attention", ["block0"])] * is_said
+
+
+def test_logits_that_are_negative_are_not_zero(tmp_path: Path) -> None:
+    negative = sets(-0.1, *of_all("attention_logit_max"))
+    assert not findings(planted(tmp_path / "probes.jsonl", negative, every=100))
+
+
+@pytest.mark.parametrize(("lasts", "noise", "is_said"), [(STEPS, 0.02, True), (10, 0.02, False), (STEPS, 0.3, False)])
+def test_a_reward_that_falls_by_less_than_half_and_stays_there_is_said(
+    lasts: int, noise: float, is_said: bool, tmp_path: Path
+) -> None:
+    """But neither one that does so in two rows, nor one whose noise is as large."""
+
+    def tell(row: Row, step: int) -> None:
+        if "lr" in row:
+            learned = 0.5 + 0.4 * min(1.0, step / 100) - 0.35 * (AT <= step < AT + lasts)
+            row["reward"] = learned + np.random.default_rng(step).uniform(-noise, noise)
+
+    said = [(found.kind, found.step) for found in findings(planted(tmp_path / "probes.jsonl", tell))]
+    assert said == [("reward", AT)] * is_said
 
 
 @pytest.mark.parametrize("usual", [0.7, -0.7])

@@ -34,7 +34,7 @@ from labwatch.recordings.recording import (
 
 # The learning rate jumps if it rises by this factor, and by as many times its largest rise per step before; or if it
 # falls in one step to zero, or for good by a factor that no step decay has, from more than this share of its peak.
-RATE_JUMP, RATE_FALL, LEAST_RATE = 3.0, 30.0, 0.06
+RATE_JUMP, RATE_FALL, LEAST_RATE = 3.0, 15.0, 0.06
 # Other settings jump if they, or what a decay leaves to the next number, change by this factor after so many steps in
 # which they did not: numbers that jump more often are kept by the optimizer itself.
 SETTING_JUMP, CALM_STEPS = 3.0, 20
@@ -43,7 +43,10 @@ SAME, CONSTANT_CHANGE = 1e-3, 1.5
 # The loss is that of the labels seen in a sample if the two are apart by so many times as much as ever before.
 LABELS_APART = 5.0
 # A block is unlike the others from the first row on if its weights are larger by this factor than their median.
-UNLIKE = 4.0
+# Or if its attention logits are so many times smaller, as those of small queries and keys.
+UNLIKE, SMALLER_LOGITS = 4.0, 30.0
+# Attention has collapsed if its entropy is so small, in nats.
+COLLAPSED = 0.05
 # A model is sure of what it predicts if its output logits have this standard deviation. It has learned nothing if those
 # of labels lie by less than so many deviations above the others. Attention is sure if its largest logits are so large.
 SURE, LIKELIER, SURE_ATTENTION = 3.0, 0.5, 8.0
@@ -98,6 +101,8 @@ KL_ROWS, KL_GROWTH, KL_LEFT, KL_GONE = 5, 2.0, 1.25, 1e-3
 # many nats, and other weights of them if their mean over their RMS is by so much; in fewer rows, at the end, by more,
 # since 512 tokens may be off by 0.1. Weights are larger if the logarithm of their RMS is so far above all before.
 OF_SAMPLES = {"excess_surprisal": 0.2, "sample_weight": 0.3, "sample_weight_rms": 1.1}
+# A reward has fallen if it is below the rows before by this share of the highest, and by more than they differ.
+REWARD_FALL = 0.2
 # The optimizer is another one if in three rows the signs of updates agree by so much more or less with gradients.
 OTHER_SIGNS = 0.3
 SOLVED = 0.02  # so near to its highest, relatively, a reward is as good as that
@@ -438,15 +443,18 @@ def zero_gradients(read: Readings) -> Iterator[Sign]:
 
 
 def silent(read: Readings) -> Iterator[Sign]:
-    """Blocks of which something that had been positive is exactly zero from one row on."""
-    for name in ("block_rms", "attention_logit_max", "router_logit_max"):
+    """Blocks of which something is zero from one row on that never was; one block whose attention has collapsed."""
+    for name in ("block_rms", "attention_logit_max", "attention_entropy", "router_logit_max"):
+        least = COLLAPSED if name == "attention_entropy" else 0.0
+        rows = dict[str, int]()
         for block in read.blocks:
-            value_m = read.column(name, block)
+            value_m = np.abs(read.column(name, block))
             row_n = np.flatnonzero(np.isfinite(value_m))
-            positive = int((value_m[row_n] > 0).sum())
-            if LASTING <= positive < len(row_n) and not value_m[row_n[positive:]].any():
-                row = int(row_n[positive])
-                yield Sign(quantities()[name]["kind"], row, [block], [read.change(name, block, row)], is_exact=True)
+            usual = int((value_m[row_n] > least).sum())
+            if LASTING <= usual < len(row_n) and (value_m[row_n[usual:]] <= least).all():
+                rows[block] = int(row_n[usual])
+        for block, row in rows.items() if not least or len(rows) == 1 else ():  # it collapses in all by what they get
+            yield Sign(quantities()[name]["kind"], row, [block], [read.change(name, block, row)], is_exact=not least)
 
 
 def frozen(read: Readings) -> Iterator[Sign]:
@@ -696,6 +704,11 @@ def unlike_weights(read: Readings) -> Iterator[Sign]:
         usual = float(np.median([other for name, other in rms.items() if name != block] or [math.nan]))
         if len(rms) >= 3 and value > UNLIKE * usual:
             yield Sign("weights", 0, [block], [Move("param_rms", block, 0, 1, value, usual, math.inf)])
+    logits = {block: float(read.column("attention_logit_max", block)[0]) for block in rms}
+    for block, value in logits.items():
+        least = min([other for name, other in logits.items() if name != block], default=math.nan)
+        if len(logits) >= 3 and 0 < value * SMALLER_LOGITS < least:
+            yield Sign("weights", 0, [block], [Move("attention_logit_max", block, 0, 1, value, least, math.inf)])
 
 
 def sure_untrained(read: Readings) -> Iterator[Sign]:
@@ -831,6 +844,8 @@ def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
     for row, moves in found.items():
         parts = [move.place for move in moves if move.place]
         kind = "data" if name == "row_share" and _counts_all(read, row) else known["kind"]
+        if name == "dropout" and len(parts) < len(places):  # so it is none of the whole model
+            kind = "activations"
         harmless = "of_loss" in known and _is_harmless(read, row)
         parts = [] if len(parts) == len(places) else parts
         yield Sign(kind, row, parts, moves, is_exact=True, is_harmless=harmless)
@@ -952,6 +967,8 @@ def leaves_range(read: Readings, name: str, least: float) -> Iterator[Sign]:
     with np.errstate(invalid="ignore", divide="ignore"):
         if name == "sample_weight":
             value_m = value_m / read.column("sample_weight_rms")
+        elif name == "reward":
+            value_m = value_m / np.fmax.accumulate(np.abs(value_m))
         elif grows:
             value_m = np.log(value_m)
     row_n = np.flatnonzero(np.isfinite(value_m))
@@ -964,15 +981,18 @@ def leaves_range(read: Readings, name: str, least: float) -> Iterator[Sign]:
         least_n = np.full(len(value_n), least)
     else:
         before_kn = np.array([np.append(np.full(k + 1, math.nan), value_n)[: len(value_n)] for k in range(USUAL)])
-        above_n = np.fmin.reduce(later_kn) - np.fmax.reduce(before_kn)
-        below_n = np.fmin.reduce(before_kn) - np.fmax.reduce(later_kn)
+        lowest_n, highest_n = np.fmin.reduce(before_kn), np.fmax.reduce(before_kn)
+        above_n, below_n = np.fmin.reduce(later_kn) - highest_n, lowest_n - np.fmax.reduce(later_kn)
         away_n, least_n = np.fmax(above_n, below_n), least * _of_fewer(later_kn)
+        if name == "reward":  # which may rise, and has noise of any size
+            away_n, least_n = below_n, np.fmax(least_n, highest_n - lowest_n)
     for n in np.flatnonzero(away_n > least_n).tolist():
         if row_n[n] > read.settled and n >= FEWEST_ROWS - 1:
             row, own_n = int(row_n[n]), read.column(name)[row_n]
             before = float(np.median(own_n[max(0, n - USUAL) : n]))
             move = Move(name, "", row, len(read.step_m), float(own_n[n]), before, math.nan)
-            yield Sign(quantities()[name]["kind"], row, moves=[move])
+            known = [move for move in read.moves.get((name, ""), []) if move.row == row and name == "reward"]
+            yield Sign(quantities()[name]["kind"], row, moves=known or [move])
             return
 
 
@@ -1070,6 +1090,7 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "KL divergence": (leaves_reference, "kl"),
     "repeated batches": (repeated_batches, "loss"),
     "signs of updates": (partial(leaves_range, name="update_signs", least=OTHER_SIGNS), "update_signs"),
+    "falls of the reward": (partial(leaves_range, name="reward", least=REWARD_FALL), "reward"),
     **{
         quantities()[name]["name"]: (partial(leaves_range, name=name, least=least), name)
         for name, least in OF_SAMPLES.items()
