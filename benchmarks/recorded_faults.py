@@ -75,8 +75,8 @@ them was judged, and judged once.
 - The eleventh, chosen as the tenth was, by somebody else: 97 of 118 faults told rightly (82 %), and an alarm in 6 of
   151 healthy recordings (4 %). It is of tuning now.
 - The twelfth (`held out` below), chosen as the tenth was, by a third person: the tables are those of the rules as they
-  were when it was judged. Since then a rate that falls fifteenfold for good is said, and so are a reward that falls by a
-  fifth, attention of one block that collapses, and a block with small initial queries and keys.
+  were when it was judged. Since then a rate that falls fifteenfold for good is said, and so are a reward that falls by
+  a fifth, attention of one block that collapses, and a block with small initial queries and keys.
 
 The recorder measures more since the seventh was judged, so recordings of before are not those of today, and the tables
 hold what was recorded anew. [Four public packages](RECORDED_PEERS.md) read those of the ninth.
