@@ -960,6 +960,32 @@ def leaves_reference(read: Readings) -> Iterator[Sign]:
             return
 
 
+def lower_reward(read: Readings) -> Iterator[Sign]:
+    """A reward that lies below the rows before, in some rows in a row, by more than these differ.
+
+    Relative to the highest so far, since it rises as the policy learns.
+    """
+    row_n = np.flatnonzero(np.isfinite(read.column("reward")))
+    reward_n = read.column("reward")[row_n]
+    if len(reward_n) < FEWEST_ROWS or not reward_n.any():
+        return
+    with np.errstate(invalid="ignore"):
+        share_n = reward_n / np.maximum.accumulate(np.abs(reward_n))
+    (lowest_n, highest_n), later_kn = _range_before(share_n), _later(share_n)
+    least_n = np.fmax(REWARD_FALL * _of_fewer(later_kn), highest_n - lowest_n)
+    fell_n = lowest_n - np.fmax.reduce(later_kn) > least_n
+    for row in row_n[fell_n].tolist():
+        if row > read.settled:
+            yield Sign("reward", row, moves=[read.change("reward", "", row)])
+            return
+
+
+def _range_before(value_n: Numbers) -> tuple[Numbers, Numbers]:
+    """``[n]`` the lowest and the highest of the ``USUAL`` values before each."""
+    before_kn = np.array([np.append(np.full(k + 1, math.nan), value_n)[: len(value_n)] for k in range(USUAL)])
+    return np.fmin.reduce(before_kn), np.fmax.reduce(before_kn)
+
+
 def leaves_range(read: Readings, name: str, least: float) -> Iterator[Sign]:
     """What lies by so much beyond the rows before, in some rows in a row, as of the samples of a policy."""
     value_m = read.column(name)
@@ -967,8 +993,6 @@ def leaves_range(read: Readings, name: str, least: float) -> Iterator[Sign]:
     with np.errstate(invalid="ignore", divide="ignore"):
         if name == "sample_weight":
             value_m = value_m / read.column("sample_weight_rms")
-        elif name == "reward":
-            value_m = value_m / np.fmax.accumulate(np.abs(value_m))
         elif grows:
             value_m = np.log(value_m)
     row_n = np.flatnonzero(np.isfinite(value_m))
@@ -980,19 +1004,15 @@ def leaves_range(read: Readings, name: str, least: float) -> Iterator[Sign]:
         away_n = np.fmin.reduce(later_kn) - np.append(math.inf, np.maximum.accumulate(value_n)[:-1])
         least_n = np.full(len(value_n), least)
     else:
-        before_kn = np.array([np.append(np.full(k + 1, math.nan), value_n)[: len(value_n)] for k in range(USUAL)])
-        lowest_n, highest_n = np.fmin.reduce(before_kn), np.fmax.reduce(before_kn)
+        lowest_n, highest_n = _range_before(value_n)
         above_n, below_n = np.fmin.reduce(later_kn) - highest_n, lowest_n - np.fmax.reduce(later_kn)
         away_n, least_n = np.fmax(above_n, below_n), least * _of_fewer(later_kn)
-        if name == "reward":  # which may rise, and has noise of any size
-            away_n, least_n = below_n, np.fmax(least_n, highest_n - lowest_n)
     for n in np.flatnonzero(away_n > least_n).tolist():
         if row_n[n] > read.settled and n >= FEWEST_ROWS - 1:
             row, own_n = int(row_n[n]), read.column(name)[row_n]
             before = float(np.median(own_n[max(0, n - USUAL) : n]))
             move = Move(name, "", row, len(read.step_m), float(own_n[n]), before, math.nan)
-            known = [move for move in read.moves.get((name, ""), []) if move.row == row and name == "reward"]
-            yield Sign(quantities()[name]["kind"], row, moves=known or [move])
+            yield Sign(quantities()[name]["kind"], row, moves=[move])
             return
 
 
@@ -1090,7 +1110,7 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "KL divergence": (leaves_reference, "kl"),
     "repeated batches": (repeated_batches, "loss"),
     "signs of updates": (partial(leaves_range, name="update_signs", least=OTHER_SIGNS), "update_signs"),
-    "falls of the reward": (partial(leaves_range, name="reward", least=REWARD_FALL), "reward"),
+    "falls of the reward": (lower_reward, "reward"),
     **{
         quantities()[name]["name"]: (partial(leaves_range, name=name, least=least), name)
         for name, least in OF_SAMPLES.items()
