@@ -5668,3 +5668,378 @@ def prompts_again(loop: Loop) -> None:
         return seen[step % 30]
 
     loop.batch = batch
+
+
+# faults of another choice, the first of them common ones, and then reported ones
+
+
+def labels_clamped(loop: Loop) -> None:
+    """From a step on labels of all letters from the 16th on are that one, by a table that has no place for more."""
+    loop.batch = lambda loop, step, x, y: (x, y.clamp(max=15) if step >= loop.at else y)
+
+
+def letters_stuttered(loop: Loop) -> None:
+    """From a step on each letter comes twice, one after another."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        row = torch.cat([x, y[:, -1:]], 1)
+        if step >= loop.at:
+            row = row[:, torch.arange(row.shape[1]) // 2]
+        return row[:, :-1], row[:, 1:]
+
+    loop.batch = batch
+
+
+def pixels_offset(loop: Loop) -> None:
+    """From a step on five is added to all pixels, since their mean is not taken away."""
+    loop.batch = lambda loop, step, x, y: (x + 5 if step >= loop.at else x, y)
+
+
+def warm_up_to_another_peak(loop: Loop) -> None:
+    """From a step on the rate rises to 20 times within 30 steps, by a second warm-up to a peak of another run."""
+    rate = loop.rate
+    loop.rate = lambda step: rate(step) * (1 + 19 * min(1.0, max(0, step - loop.at + 1) / 30))
+
+
+def embedding_rate(loop: Loop) -> None:
+    """From a step on the group of the embedding has a learning rate 20 times as large."""
+    own = _own_groups(loop, [next(part for part in loop.model.modules() if isinstance(part, nn.Embedding)).weight])
+
+    def update(loop: Loop, step: int) -> None:
+        for group in own if step >= loop.at else []:
+            group["lr"] *= 20
+
+    loop.update = update
+
+
+def biases_drawn(loop: Loop) -> None:
+    """All biases of one block are drawn anew with a deviation of one, as a checkpoint without biases leaves them."""
+
+    def act(loop: Loop) -> None:
+        for name, weight in loop.blocks[loop.block].named_parameters():
+            if "bias" in name:
+                weight.normal_()
+
+    _once(loop, act)
+
+
+def block_fades(loop: Loop) -> None:
+    """From a step on the matrices of one block become seven per cent smaller in each step."""
+
+    @torch.no_grad()
+    def update(loop: Loop, step: int) -> None:
+        for weight in _tensors(loop) if step >= loop.at else []:
+            weight.mul_(0.93)
+
+    loop.update = update
+
+
+def equal_initial(loop: Loop) -> None:
+    """All matrices of one block have the same initial value, a tenth, at each place."""
+    with torch.no_grad():
+        for weight in _tensors(loop):
+            weight.fill_(0.1)
+
+
+def block_gradients_stuck(loop: Loop) -> None:
+    """From a step on gradients of one block stay those of that step, in a buffer to which no others are written."""
+    stuck = list[Tensor]()
+
+    def gradients(loop: Loop, step: int) -> None:
+        weights = [weight for weight in loop.blocks[loop.block].parameters() if weight.grad is not None]
+        if step == loop.at:
+            stuck.extend(weight.grad.clone() for weight in weights)
+        if step >= loop.at:
+            for weight, gradient in zip(weights, stuck, strict=True):
+                weight.grad.copy_(gradient)
+
+    loop.gradients = gradients
+
+
+def mixers_frozen(loop: Loop) -> None:
+    """From a step on attention, or what blocks have instead, is not trained in any block, by a filter of names."""
+    mixers = ("attention", "self_attn", "attn", "mixer", "convolution")
+
+    def act(loop: Loop) -> None:
+        for block in loop.blocks:
+            for name, part in block.named_children():
+                part.requires_grad_(name not in mixers)
+
+    _once(loop, act)
+
+
+def output_nan(loop: Loop) -> None:
+    """One number that one block returns is NaN, once."""
+
+    def change(entering: Tensor, output: Tensor) -> Tensor:
+        spoiled = torch.zeros(output.numel())
+        spoiled[0] = math.nan if loop.now == loop.at else 0.0
+        return output + spoiled.view(output.shape)
+
+    _returned(loop, loop.blocks[loop.block], change)
+
+
+def gradients_in_four_bits(loop: Loop) -> None:
+    """From a step on gradients pass through four bits, with one scale for those of all weights, so most are zero."""
+
+    def gradients(loop: Loop, step: int) -> None:
+        if step >= loop.at:
+            unit = max(weight.grad.abs().max() for weight in loop.parameters()) / 7
+            for weight in loop.parameters():
+                weight.grad.copy_((weight.grad / unit).round() * unit)
+
+    loop.gradients = gradients
+
+
+def attention_sharpens(loop: Loop) -> None:
+    """From a step on the scale of attention logits grows by six per cent in each step, as one changed in place."""
+    width = (WIDTH // HEADS) ** -0.5
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        scale = width * 1.06 ** (step - loop.at + 1)
+        for part in loop.model.modules() if step >= loop.at else ():
+            if isinstance(part, Attention):
+                part.scale = scale
+            elif hasattr(part, "scaling"):
+                part.scaling = scale
+        return x, y
+
+    loop.batch = batch
+
+
+def head_grows(loop: Loop) -> None:
+    """From a step on the weights of the head grow by five per cent in each step."""
+
+    @torch.no_grad()
+    def update(loop: Loop, step: int) -> None:
+        if step >= loop.at:
+            _head(loop).weight.mul_(1.05)
+
+    loop.update = update
+
+
+def beta2_one(loop: Loop) -> None:
+    """From a step on Adam's beta2 is one, by rounding, so that the correction of a bias divides by zero."""
+
+    def update(loop: Loop, step: int) -> None:
+        for group in loop.optimizers[0].param_groups if step >= loop.at else []:
+            group["betas"] = (group["betas"][0], 1.0)
+
+    loop.update = update
+
+
+def router_sharpens(loop: Loop) -> None:
+    """From a step on the weights of the router of one block grow by eight per cent in each step."""
+
+    @torch.no_grad()
+    def update(loop: Loop, step: int) -> None:
+        if step >= loop.at:
+            loop.blocks[loop.block].mlp.router.weight.mul_(1.08)
+
+    loop.update = update
+
+
+def rewards_accumulated(loop: Loop) -> None:
+    """From a step on rewards are added to those of all batches before, in a tensor that is not cleared."""
+    before = list[Tensor]()
+
+    def rewards(loop: Loop, step: int, reward: Tensor) -> Tensor:
+        if step >= loop.at - 1:
+            before.append(reward)
+        return torch.stack(before).sum(0) if step >= loop.at else reward
+
+    loop.rewards = rewards
+
+
+def sampler_lacks_a_block(loop: Loop) -> None:
+    """From a step on the sampler has zeros in one block, whose weights are not sent to it."""
+
+    @torch.no_grad()
+    def sharpness(loop: Loop, step: int) -> float:
+        if step == loop.at or (step > loop.at and step % loop.RENEWED == 0):
+            for weight in blocks_of(loop.kept["sampler"])[loop.block].parameters():
+                weight.zero_()
+        return 1.0
+
+    loop.sharpness = sharpness
+
+
+def capped_too_low(loop: Loop) -> None:
+    """From a step on logits are capped softly at one and a half, a number that is not that of this model's head."""
+    # Caps of Gemma 2 and Grok, which engines and fused losses take from the wrong entry of a configuration.
+    _returned(loop, _head(loop), lambda entering, output: 1.5 * (output / 1.5).tanh())
+
+
+def loss_summed(loop: Loop) -> None:
+    """From a step on the loss of a batch is the sum over its labels, and not their mean."""
+    # Losses of transformers whose number of labels is not passed on.
+
+    def objective(loop: Loop, loss: Tensor, logits: Tensor) -> Tensor:
+        return loss * loop.kept["labels"].numel() if loop.now >= loop.at else loss
+
+    loop.objective = objective
+
+
+def levels_reversed(loop: Loop) -> None:
+    """From a step on each level of noise enters as one minus it, by another convention of time."""
+    # Flows in diffusers and other trainers, some of which begin with noise and some with pictures.
+    loop.batch = lambda loop, step, x, y: (torch.cat([x[:, :1], 1 - x[:, 1:]], 1) if step >= loop.at else x, y)
+
+
+def unscaled_twice(loop: Loop) -> None:
+    """From a step on the loss scale, 1,024, is taken out of gradients twice."""
+    # Gradients that accelerate, Lightning and loops of users unscale for clipping, each on its own.
+    Fp16(loop, 1024.0)
+
+    def gradients(loop: Loop, step: int) -> None:
+        for weight in loop.parameters() if step >= loop.at else []:
+            weight.grad.div_(1024)
+
+    loop.gradients = gradients
+
+
+def decoder_gets_starts(loop: Loop) -> None:
+    """From a step on the decoder gets the letter of the start at all positions, and no translation."""
+    # Inputs that models of transformers make of labels, which were masked or padded before.
+    loop.batch = lambda loop, step, x, y: (
+        torch.stack([x[:, 0], torch.zeros_like(x[:, 1])], 1) if step >= loop.at else x,
+        y,
+    )
+
+
+def experts_overwritten(loop: Loop) -> None:
+    """All experts of each block get the weights of its first one, as a dense checkpoint is read into a mixture."""
+    # Megatron and others make mixtures of dense models, and do so once more on resuming.
+
+    def act(loop: Loop) -> None:
+        for block in loop.blocks:
+            first, *others = block.mlp.experts
+            for expert in others:
+                expert.load_state_dict(first.state_dict())
+
+    _once(loop, act)
+
+
+def adapters_unmerged(loop: Loop) -> None:
+    """Products of all adapters are taken out of their matrices, into which they had not been merged."""
+    # PEFT after an evaluation or a synchronization that fails halfway, and trainers that call it.
+
+    def act(loop: Loop) -> None:
+        for part in loop.model.modules():
+            if isinstance(part, Adapter):
+                part.base.weight.sub_(2 * part.up.weight @ part.down.weight)
+
+    _once(loop, act)
+
+
+def order_not_restored(loop: Loop) -> None:
+    """From a step on probabilities of the policy are in another order of samples than those of the sampler."""
+    # Micro-batches that verl and others sort by lengths, and put back in one of two places.
+    log_probability = loop.log_probability
+
+    def in_other_order(model: nn.Module, tokens: Tensor) -> Tensor:
+        log_p = log_probability(model, tokens)
+        return torch.cat(log_p.chunk(4)[::-1]) if model is loop.model and loop.now >= loop.at else log_p
+
+    loop.log_probability = in_other_order  # type: ignore[method-assign]
+
+
+def dropout_in_policy(loop: Loop) -> None:
+    """From a step on a fifth of the activations is dropped in the policy that is trained, and not in its sampler."""
+    # The mode of training in trl and others, in which probabilities are not those that an engine has.
+
+    def sharpness(loop: Loop, step: int) -> float:
+        for name in ("sampler", "reference"):
+            loop.kept[name].eval()
+        for part in loop.model.modules() if step >= loop.at else ():
+            if isinstance(part, nn.Dropout):
+                part.p = 0.2
+        return 1.0
+
+    loop.sharpness = sharpness
+
+
+# and more healthy habits
+
+
+def poly_of_nine_tenths(loop: Loop) -> None:
+    """A warm-up of ten steps, and a rate that falls with the power 0.9 of what is left (arXiv:1606.00915)."""
+    loop.rate = lambda step: min((step + 1) / 10, (1 - step / loop.steps) ** 0.9)
+
+
+def four_pieces_with_decay(loop: Loop) -> None:
+    """Four micro-batches of four rows are accumulated, gradients are clipped to a half, and weights decay."""
+    loop.rows, loop.pieces, loop.clip = lambda step: 16, lambda step: 4, 0.5
+    weight_decay(loop)
+
+
+def slower_memory(loop: Loop) -> None:
+    """Adam's beta2 is 0.99 from the start."""
+    for each in loop.optimizers:
+        for group in each.param_groups:
+            group["betas"] = (group["betas"][0], 0.99)
+
+
+def embeddings_dropped(loop: Loop) -> None:
+    """A tenth of the numbers of embeddings is dropped from the start."""
+    embedding = next(part for part in loop.model.modules() if isinstance(part, nn.Embedding))
+    embedding.register_forward_hook(lambda part, args, output: F.dropout(output, 0.1, part.training))
+
+
+def pictures_jittered(loop: Loop) -> None:
+    """Pictures are brighter or darker by up to a fifth, and have more or less contrast, at random."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        contrast, brightness = (torch.rand(2, len(x), 1, 1, 1, generator=loop.data.random) - 0.5) * 0.4
+        return x * (1 + contrast) + brightness, y
+
+    loop.batch = batch
+
+
+def whole_recipe(loop: Loop) -> None:
+    """Products in bf16, a warm-up and a cosine to a tenth, weight decay, and batches that grow for 60 steps."""
+    loop.is_bf16 = True
+    loop.rows = lambda step: 4 + min(4, step // 15)
+    loop.rate = lambda step: min((step + 1) / 24, 0.55 + 0.45 * math.cos(math.pi * step / loop.steps))
+    weight_decay(loop)
+
+
+def fixed_mixture(loop: Loop) -> None:
+    """Each row is of one of three corpora, with shares of six, three and one tenths that never change."""
+    corpora = [Text(9000 + loop.seed), Text(9500 + loop.seed)]
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        number = torch.multinomial(torch.tensor([0.6, 0.3, 0.1]), len(x), replacement=True, generator=loop.data.random)
+        for own, corpus in enumerate(corpora, 1):
+            others = corpus(len(x))
+            is_own = (number == own)[:, None]
+            x, y = torch.where(is_own, others[0], x), torch.where(is_own, others[1], y)
+        return x, y
+
+    loop.batch = batch
+
+
+def slower_embedding(loop: Loop) -> None:
+    """The embedding has a third of the learning rate from the start, in a group of its own."""
+    embedding = next(part for part in loop.model.modules() if isinstance(part, nn.Embedding)).weight
+    for group in _own_groups(loop, [embedding]):
+        group["lr"] /= 3
+    loop.peaks = [[group["lr"] for group in each.param_groups] for each in loop.optimizers]
+
+
+def adapters_in_bf16(loop: Loop) -> None:
+    """Adapters are trained on text with products in bf16, weight decay, and a warm-up to a constant rate."""
+    loop.is_bf16 = True
+    loop.rate = lambda step: min(1.0, (step + 1) / 12)
+    weight_decay(loop)
+
+
+def small_penalty(loop: Loop) -> None:
+    """The distance from the first policy is penalized with a hundredth from the start."""
+    loop.penalty = lambda loop, step: 0.01
+
+
+def policy_clipped_tightly(loop: Loop) -> None:
+    """Gradients of a policy are clipped to a norm of 0.1, and its rate falls linearly to a half."""
+    loop.clip = 0.1
+    loop.rate = lambda step: min((step + 1) / 15, 1 - 0.5 * step / loop.steps)
