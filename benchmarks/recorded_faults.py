@@ -40,7 +40,7 @@ LAMB, Shampoo, SOAP, GaLore, Muon, Lion or SGD. In some a fault is planted at a 
 variety that healthy training has.
 `recorded_faults.yaml` has the design, and says what is right.
 
-Rules were made on a part of these runs and judged on others. Twelve times runs were held out: committed before any of
+Rules were made on a part of these runs and judged on others. Thirteen times runs were held out: committed before any of
 them was judged, and judged once.
 
 - The first, with the vision transformer and Lion: 56 of 68 faults told rightly (82 %), and 79 of 81 healthy recordings
@@ -74,9 +74,11 @@ them was judged, and judged once.
   an alarm in 6 of 194 healthy recordings (3 %). It is of tuning now.
 - The eleventh, chosen as the tenth was, by somebody else: 97 of 118 faults told rightly (82 %), and an alarm in 6 of
   151 healthy recordings (4 %). It is of tuning now.
-- The twelfth (`held out` below), chosen as the tenth was, by a third person: the tables are those of the rules as they
-  were when it was judged. Since then a rate that falls fifteenfold for good is said, and so are a reward that falls by
-  a fifth, attention of one block that collapses, and a block with small initial queries and keys.
+- The twelfth, chosen as the tenth was, by a third person: 83 of 122 faults told rightly (68 %), and an alarm in none of
+  143 healthy recordings. It is of tuning now.
+- The thirteenth (`held out` below), chosen as the tenth was, by a fourth person, who knew of the rules one sentence
+  that named four things which they had last been made to see, and chose none of these: the tables are those of the
+  rules as they were when it was judged.
 
 The recorder measures more since the seventh was judged, so recordings of before are not those of today, and the tables
 hold what was recorded anew. [Four public packages](RECORDED_PEERS.md) read those of the ninth.
