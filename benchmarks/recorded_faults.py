@@ -78,7 +78,8 @@ them was judged, and judged once.
   143 healthy recordings. It is of tuning now.
 - The thirteenth (`held out` below), chosen as the tenth was, by a fourth person, who knew of the rules one sentence
   that named four things which they had last been made to see, and chose none of these: the tables are those of the
-  rules as they were when it was judged.
+  rules as they were when it was judged. Since then weights that are no longer trained are recorded, and a rate that
+  rises to another peak is said.
 
 The recorder measures more since the seventh was judged, so recordings of before are not those of today, and the tables
 hold what was recorded anew. [Four public packages](RECORDED_PEERS.md) read those of the ninth.

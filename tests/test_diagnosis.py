@@ -546,6 +546,19 @@ def test_a_rate_that_warms_up_once_more_is_said(every: int, tmp_path: Path) -> N
     assert (found.kind, found.since, found.step) == ("rate", 202, 203)
 
 
+@pytest.mark.parametrize(("peak", "is_said"), [(20.0, True), (5.0, False)])
+def test_a_rate_that_rises_to_another_peak_is_said_where_it_begins(peak: float, is_said: bool, tmp_path: Path) -> None:
+    rates: dict[int, Any] = {200 + step: 1 + (peak - 1) * step / 30 for step in range(1, 31)}
+    rates |= {0: 0.02, 50: 1.0, 201: [1.0, rates[201]]}
+
+    def tell(row: Row, step: int) -> None:
+        if step in rates:
+            row["settings"] = {"0.0": {"of": PARTS, "lr": rates[step]}}
+
+    said = [(found.kind, found.step) for found in findings(planted(tmp_path / "probes.jsonl", tell))]
+    assert said == [("rate", 201)] * is_said
+
+
 def test_a_rate_that_drops_again_and_again_after_it_was_constant_is_said_at_the_first_drop(tmp_path: Path) -> None:
     """Of a scheduler that takes each step for one without progress."""
     told = [(0, 1.0), (203, [1.0, 0.1]), (213, [0.1, 0.01]), (223, [0.01, 1e-3])]

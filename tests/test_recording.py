@@ -1425,6 +1425,24 @@ def test_signs_of_updates_are_those_against_gradients(sign: int, tmp_path: Path)
     assert all(abs(row["update_signs"]) < 1 for row in adam[1:])
 
 
+def test_weights_that_are_no_longer_trained_are_told(tmp_path: Path) -> None:
+    """As by a filter of names that a loop applies once more; those that never were are no alarm."""
+    model, out = built(), tmp_path / "probes.jsonl"
+    model.layers[0].mlp.requires_grad_(False)
+
+    def act(step: int) -> None:
+        if step == 12:
+            model.layers[1].attention.requires_grad_(False)
+
+    rows = {row["step"]: row for row in run_with(model, out, act)}
+    of_attention = [f"layers.1.attention.{name}" for name, _ in model.layers[1].attention.named_parameters()]
+    assert [step for step, row in rows.items() if "gradient_missing/block1" in row] == [15, 20, 25]
+    assert sorted(rows[15]["gradient_missing/block1"]) == sorted(of_attention)
+    assert not any("gradient_missing/block0" in row for row in rows.values())
+    (found,) = diagnose(read_recording(out)).findings
+    assert (found.kind, found.parts, found.since, found.step) == ("frozen", ["block1"], 10, 15)
+
+
 def test_updates_that_do_not_reach_the_weights_are_told(tmp_path: Path) -> None:
     """As of a kernel that writes into copies of weights."""
     model, updates = built(), count()

@@ -587,7 +587,7 @@ class Measurement:
         for name, weight, group in self._of(optimizer):
             self.lr = _rate(group) if self.lr is None else self.lr
             w, g = _whole_or_shard(weight), _whole_or_shard(weight.grad)
-            if weight.requires_grad and weight.grad is None and name in self.samples:
+            if weight.grad is None and name in self.samples:
                 self.tally.add(Key("no_gradient", self.parts.where[name], name), 1.0)
             if w is None or g is None:
                 continue

@@ -82,6 +82,8 @@ STEP_LASTS = 10
 # peak, and before that fell, per step, so many times as fast as ever, and by so much more; or fell all the way in such
 # a share of the steps in which it had been constant; or if it is zero.
 BACK, ENDED_STEPS, ENDED_RATE, FASTER, STEEPER, QUICK = 0.5, 0.1, 0.008, 5.0, 1.5, 0.5
+# A rate that did not rise for ``CALM_STEPS`` rises to another peak if that is so many times the one before.
+BEYOND_PEAK = 10.0
 # The rate of a group jumps apart from the others if it does by this factor, and they had one ratio until then.
 RATE_APART = 1.6
 # What writes weights in more steps than this that lie apart, or in the first steps, does so by habit.
@@ -297,7 +299,8 @@ def changed_settings(read: Readings) -> Iterator[Sign]:
     places = {place for setting in settings for place in setting.parts}
     rates = [setting for setting in settings if setting.name == "lr" and setting.step_n]
     for setting in settings:
-        for change in (*_jumps(setting, last), *_ended_early(setting, last), *_leaves_others(setting, rates)):
+        of_schedule = (*_ended_early(setting, last), *_beyond_peak(setting))
+        for change in (*_jumps(setting, last), *of_schedule, *_leaves_others(setting, rates)):
             if setting.name == MAX_NORM:  # which is read at measured updates alone
                 change = change._replace(since=int(read.step_m[read.row_of(change.step) - 1]))
             if places <= {*change.parts}:
@@ -361,6 +364,19 @@ def _ended_early(setting: Setting, last: int) -> Iterator[Change]:
     for (since, before), (step, value) in pairwise(pairs):
         if value == 0 < before and last - step >= ENDED_STEPS * last:
             yield Change(setting.name, setting.parts, since, step, before, value)
+
+
+def _beyond_peak(setting: Setting) -> Iterator[Change]:
+    """Where a rate that had risen no more begins to rise far above its peak."""
+    highest, calm_since = 0.0, 0
+    pairs = list(zip(setting.step_n, setting.value_n, strict=True)) if setting.name == "lr" else []
+    for number, ((since, before), (step, value)) in enumerate(pairwise(pairs), 1):
+        highest = max(highest, before)
+        if value > before:
+            if since - calm_since >= CALM_STEPS and max(setting.value_n[number:]) > BEYOND_PEAK * highest > 0:
+                yield Change(setting.name, setting.parts, since, step, before, value)
+                return
+            calm_since = step
 
 
 def _leaves_others(setting: Setting, rates: Sequence[Setting]) -> Iterator[Change]:
