@@ -389,13 +389,13 @@ def _leaves_others(setting: Setting, rates: Sequence[Setting]) -> Iterator[Chang
         return
     pairs = list(zip(setting.step_n, setting.value_n, strict=True))
     for number, ((since, before), (step, value)) in enumerate(pairwise(pairs), 1):
-        if step - since > 1 or not before or not value:
+        if step - since > 1 or not before or not value or _factor(value / before) <= RATE_APART:
             continue
         for other in rates:
             both = {*other.step_n} & {at for at, _ in pairs[:number]}
             ratios = [rate(setting, at) / rate(other, at) for at in both if rate(other, at)]
             apart = _factor(value / before * rate(other, since) / (rate(other, step) or TINY))
-            if apart > RATE_APART < _factor(value / before) and step - pairs[0][0] >= CALM_STEPS:
+            if apart > RATE_APART and step - pairs[0][0] >= CALM_STEPS:
                 if len(ratios) >= LASTING and max(ratios) < (1 + SAME) * min(ratios):
                     yield Change(setting.name, setting.parts, since, step, before, value)
                 return
@@ -953,22 +953,24 @@ def leaves_reference(read: Readings) -> Iterator[Sign]:
         row = int(row_n[1 + np.argmax(gone_n[1:])])
         yield Sign("policy", row, moves=[read.change("kl", "", row)], is_exact=True)
         return
-    least_later_n = np.fmin.reduce(_later(kl_n))
+    least_later_n, highest_n = np.fmin.reduce(_later(kl_n)), np.maximum.accumulate(kl_n)
+    growth_kn = [kl_n[rows:] - kl_n[:-rows] for rows in range(1, KL_ROWS + 1)]
+    largest_kn = [np.maximum.accumulate(growth_n) for growth_n in growth_kn]
     for now in range(2, len(kl_n)):
-        highest, growth_n = kl_n[:now].max(), np.diff(kl_n[: now + 1])
-        is_calm = now > USUAL and highest <= KL_LEFT * kl_n[: now - USUAL].max()
-        if is_calm and least_later_n[now] > KL_LEFT * highest and growth_n[-1] > KL_GROWTH * growth_n[:-1].max():
+        highest, growth = highest_n[now - 1], growth_kn[0][now - 1]
+        is_calm = now > USUAL and highest <= KL_LEFT * highest_n[now - USUAL - 1]
+        if is_calm and least_later_n[now] > KL_LEFT * highest and growth > KL_GROWTH * largest_kn[0][now - 2]:
             row = int(row_n[now])
             yield Sign("policy", row, moves=[read.change("kl", "", row)])
             return
         rows = min(KL_ROWS, now // 2)
         begin = now - rows
-        highest, growth_n = kl_n[: begin + 1].max(), kl_n[rows : begin + 1] - kl_n[: begin + 1 - rows]
-        if growth_n[-1] * KL_GROWTH > growth_n.max():  # it is still on its way from zero
+        highest, largest = highest_n[begin], largest_kn[rows - 1][begin - rows]
+        if growth_kn[rows - 1][begin - rows] * KL_GROWTH > largest:  # it is still on its way from zero
             continue
         left_n = begin + 1 + np.flatnonzero(kl_n[begin + 1 : now + 1] > KL_LEFT * highest)
         least = KL_GROWTH if len(left_n) > 1 else KL_GROWTH**2  # one row may be noise
-        if highest > 0 and kl_n[now] > least * highest and kl_n[now] - kl_n[begin] > KL_GROWTH * growth_n.max():
+        if highest > 0 and kl_n[now] > least * highest and kl_n[now] - kl_n[begin] > KL_GROWTH * largest:
             row = int(row_n[left_n[0]])
             own = Move("kl", "", row, row + 1, float(kl_n[now]), float(highest), math.nan)
             known = [move for move in read.moves["kl", ""] if row <= move.row <= row_n[now]]
