@@ -4527,11 +4527,16 @@ def inverse_root_rate(loop: Loop) -> None:
 
 def many_epochs(loop: Loop) -> None:
     """The same twelve batches come 20 times, as in fine-tuning, and are learned by heart."""
+    _again(loop, 12)
+
+
+def _again(loop: Loop, batches: int) -> None:
+    """The first so many batches come in turn."""
     seen = list[tuple[Tensor, Tensor]]()
 
     def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         seen.append((x, y))
-        return seen[step % 12]
+        return seen[step % batches]
 
     loop.batch = batch
 
@@ -5661,13 +5666,7 @@ def fewer_prompts(loop: Loop) -> None:
 
 def prompts_again(loop: Loop) -> None:
     """The same 30 batches of prompts come again and again, with other samples."""
-    seen = list[tuple[Tensor, Tensor]]()
-
-    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        seen.append((x, y))
-        return seen[step % 30]
-
-    loop.batch = batch
+    _again(loop, 30)
 
 
 # faults of another choice, the first of them common ones, and then reported ones

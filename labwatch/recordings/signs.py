@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache, partial
-from itertools import chain, pairwise, takewhile
+from itertools import accumulate, chain, pairwise, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -242,6 +242,10 @@ class Readings:
         known = np.flatnonzero(~np.isnan(value_m[:row]))
         return int(known[-1]) if len(known) else row - 1
 
+    def at_start(self, name: str) -> dict[str, float]:
+        """By block what was measured in the first row; NaN where nothing was."""
+        return {block: float(self.column(name, block)[0]) for block in self.blocks}
+
     def named(self, what: str) -> dict[int, dict[str, list[str]]]:
         """By row and part the names of weights of which something is so."""
         found = dict[int, dict[str, list[str]]]()
@@ -319,6 +323,7 @@ def _jumps(setting: Setting, last: int) -> Iterator[Change]:
     """The jumps of a setting; schedules warm up, decay by tens, and end at zero."""
     rise, calm_since = 0.0, setting.step_n[0] if setting.step_n else 0
     pairs = list(zip(setting.step_n, setting.value_n, strict=True))
+    highest_n, later_n = list(accumulate(setting.value_n, max)), _highest_later(setting)
     for number, ((since, before), (step, value)) in enumerate(pairwise(pairs), 1):
         ratio = 1.0 if value == before else value / before if before else math.inf
         if setting.name == "lr":
@@ -326,11 +331,11 @@ def _jumps(setting: Setting, last: int) -> Iterator[Change]:
             jumps = ratio > RATE_JUMP and before > 0 and per_step > RATE_JUMP * rise and number > 1
             rise = max(rise, per_step)
             if step - since == 1 and step < last:
-                highest = max(setting.value_n[:number])
-                jumps |= value == 0 and before > LEAST_RATE * highest
-                jumps |= max(setting.value_n[number:]) < before / RATE_FALL and before > LEAST_RATE * highest
-                rises = takewhile(lambda pair: pair[0] <= pair[1], pairwise(setting.value_n[number:]))
-                jumps |= value < before / RATE_JUMP and max((to for _, to in rises), default=0.0) >= BACK * before
+                is_high = before > LEAST_RATE * highest_n[number - 1]
+                jumps |= (value == 0 or later_n[number] < before / RATE_FALL) and is_high
+                if value < before / RATE_JUMP:
+                    rises = takewhile(lambda pair: pair[0] <= pair[1], pairwise(setting.value_n[number:]))
+                    jumps |= max((to for _, to in rises), default=0.0) >= BACK * before
         elif setting.name in (*SWITCHES, STATES_LOST):
             jumps = value > before if setting.name == STATES_LOST else value != before
         elif setting.name == UPDATES:  # which a loss scaler may leave out
@@ -342,6 +347,11 @@ def _jumps(setting: Setting, last: int) -> Iterator[Change]:
             calm_since = step if is_jump else calm_since
         if jumps:
             yield Change(setting.name, setting.parts, since, step, before, value)
+
+
+def _highest_later(setting: Setting) -> list[float]:
+    """Of each value the highest from it on."""
+    return list(accumulate(reversed(setting.value_n), max))[::-1]
 
 
 def _ended_early(setting: Setting, last: int) -> Iterator[Change]:
@@ -368,12 +378,12 @@ def _ended_early(setting: Setting, last: int) -> Iterator[Change]:
 
 def _beyond_peak(setting: Setting) -> Iterator[Change]:
     """Where a rate that had risen no more begins to rise far above its peak."""
-    highest, calm_since = 0.0, 0
+    highest, calm_since, later_n = 0.0, 0, _highest_later(setting)
     pairs = list(zip(setting.step_n, setting.value_n, strict=True)) if setting.name == "lr" else []
     for number, ((since, before), (step, value)) in enumerate(pairwise(pairs), 1):
         highest = max(highest, before)
         if value > before:
-            if since - calm_since >= CALM_STEPS and max(setting.value_n[number:]) > BEYOND_PEAK * highest > 0:
+            if since - calm_since >= CALM_STEPS and later_n[number] > BEYOND_PEAK * highest > 0:
                 yield Change(setting.name, setting.parts, since, step, before, value)
                 return
             calm_since = step
@@ -715,12 +725,12 @@ def lost_counts(read: Readings) -> Iterator[Sign]:
 
 def unlike_weights(read: Readings) -> Iterator[Sign]:
     """Blocks whose weights are larger than those of the other blocks from the first row on."""
-    rms = {block: float(read.column("param_rms", block)[0]) for block in read.blocks if len(read.step_m)}
+    rms = read.at_start("param_rms")
     for block, value in rms.items():
         usual = float(np.median([other for name, other in rms.items() if name != block] or [math.nan]))
         if len(rms) >= 3 and value > UNLIKE * usual:
             yield Sign("weights", 0, [block], [Move("param_rms", block, 0, 1, value, usual, math.inf)])
-    logits = {block: float(read.column("attention_logit_max", block)[0]) for block in rms}
+    logits = read.at_start("attention_logit_max")
     for block, value in logits.items():
         least = min([other for name, other in logits.items() if name != block], default=math.nan)
         if len(logits) >= 3 and 0 < value * SMALLER_LOGITS < least:
@@ -739,7 +749,7 @@ def sure_untrained(read: Readings) -> Iterator[Sign]:
         return
     if deviation > SURE:
         yield Sign("output_logits", 0, moves=[Move("output_logit_rms", "", 0, 1, rms, math.nan, math.inf)])
-    logits = {block: float(read.column("attention_logit_max", block)[0]) for block in read.blocks}
+    logits = read.at_start("attention_logit_max")
     if logits and min(logits.values()) > SURE_ATTENTION:
         of_blocks = [Move("attention_logit_max", block, 0, 1, of, math.nan, math.inf) for block, of in logits.items()]
         yield Sign("attention", 0, moves=of_blocks)
@@ -860,8 +870,7 @@ def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
     for row, moves in found.items():
         parts = [move.place for move in moves if move.place]
         kind = "data" if name == "row_share" and _counts_all(read, row) else known["kind"]
-        if name == "dropout" and len(parts) < len(places):  # so it is none of the whole model
-            kind = "activations"
+        kind = known.get("of_some", kind) if len(parts) < len(places) else kind
         harmless = "of_loss" in known and _is_harmless(read, row)
         parts = [] if len(parts) == len(places) else parts
         yield Sign(kind, row, parts, moves, is_exact=True, is_harmless=harmless)
