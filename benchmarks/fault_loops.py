@@ -6042,3 +6042,399 @@ def policy_clipped_tightly(loop: Loop) -> None:
     """Gradients of a policy are clipped to a norm of 0.1, and its rate falls linearly to a half."""
     loop.clip = 0.1
     loop.rate = lambda step: min((step + 1) / 15, 1 - 0.5 * step / loop.steps)
+
+
+# faults of yet another choice, the first of them common ones, and then reported ones
+
+
+def rows_reversed(loop: Loop) -> None:
+    """From a step on text is read from its end to its beginning."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        row = torch.cat([x, y[:, -1:]], 1)
+        if step >= loop.at:
+            row = row.flip(1)
+        return row[:, :-1], row[:, 1:]
+
+    loop.batch = batch
+
+
+def pictures_sheared(loop: Loop) -> None:
+    """From a step on each line of pixels is moved by one more than that above it, by a width that is wrong by one."""
+    line = torch.arange(SIDE)[:, None]
+    place = (line + torch.arange(SIDE)) % SIDE
+    loop.batch = lambda loop, step, x, y: (x[:, :, line, place] if step >= loop.at else x, y)
+
+
+def one_letter_weighs(loop: Loop) -> None:
+    """From a step on losses of one letter, or class, count 40 times, by weights that are of a count near zero."""
+
+    def objective(loop: Loop, loss: Tensor, logits: Tensor) -> Tensor:
+        if loop.now < loop.at:
+            return loss
+        return (loop.losses(logits) * torch.where(loop.kept["labels"].flatten() == 3, 40.0, 1.0)).mean()
+
+    loop.objective = objective
+
+
+def rate_mutated(loop: Loop) -> None:
+    """From a step on the rate is multiplied by another factor in each step, up to ten, by a search that goes on."""
+    rate = loop.rate
+
+    def mutated(step: int) -> float:
+        factor = 10 ** (2 * torch.rand(1, generator=torch.Generator().manual_seed(step)).item() - 1)
+        return rate(step) * (factor if step >= loop.at else 1.0)
+
+    loop.rate = mutated
+
+
+def gains_rate(loop: Loop) -> None:
+    """From a step on the group of gains and biases, which do not decay, has a learning rate 40 times as large."""
+    own = _own_groups(loop, [weight for weight in loop.model.parameters() if weight.ndim < 2])
+
+    def update(loop: Loop, step: int) -> None:
+        for group in own if step >= loop.at else []:
+            group["lr"] *= 40
+
+    loop.update = update
+
+
+def uniform_initial(loop: Loop) -> None:
+    """The matrices of one block have initial values between zero and one (torch.rand), none of them negative."""
+    with torch.no_grad():
+        for weight in _tensors(loop):
+            weight.uniform_()
+
+
+def embedding_drawn(loop: Loop) -> None:
+    """The embedding is drawn anew, as after a change of its size that does not copy the rows."""
+    embedding = next(part for part in loop.model.modules() if isinstance(part, nn.Embedding))
+    _once(loop, lambda loop: embedding.weight.normal_(std=0.1))
+
+
+def head_sorted_as_words(loop: Loop) -> None:
+    """The rows of the head are sorted by their numbers as words, the tenth before the second, on loading."""
+
+    def act(loop: Loop) -> None:
+        weight = _head(loop).weight
+        weight.copy_(weight[sorted(range(len(weight)), key=str)])
+
+    _once(loop, act)
+
+
+def block_momentum_large(loop: Loop) -> None:
+    """Adam's first moments of one block become 30 times as large on loading, and its second ones stay."""
+
+    def act(loop: Loop) -> None:
+        for weight in loop.blocks[loop.block].parameters():
+            loop.optimizers[0].state[weight]["exp_avg"].mul_(30)
+
+    _once(loop, act)
+
+
+def block_gradients_reversed(loop: Loop) -> None:
+    """From a step on gradients of one block have the wrong sign."""
+
+    def gradients(loop: Loop, step: int) -> None:
+        for weight in loop.blocks[loop.block].parameters() if step >= loop.at else ():
+            weight.grad.neg_()
+
+    loop.gradients = gradients
+
+
+def clipped_by_value(loop: Loop) -> None:
+    """From a step on each number of the gradients is clipped at 0.00001."""
+    loop.gradients = _of_weights(lambda weight: weight.grad.clamp_(-1e-5, 1e-5))
+
+
+def truncated_to_bf16(loop: Loop) -> None:
+    """From a step on weights are kept in bf16 without masters, and the rest of their bits is cut off."""
+
+    @torch.no_grad()
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        for weight in loop.model.parameters() if step >= loop.at else ():
+            weight.view(torch.int32).bitwise_and_(-(1 << 16))
+        return x, y
+
+    loop.batch = batch
+
+
+def scale_doubles_each_step(loop: Loop) -> None:
+    """From a step on the loss scale doubles after each update, so that many overflow in fp16 and are left out."""
+    Fp16(loop, 1024.0)
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if step == loop.at:
+            loop.scaler.load_state_dict(loop.scaler.state_dict() | {"growth_interval": 1, "_growth_tracker": 0})
+        return x, y
+
+    loop.batch = batch
+
+
+def norm_over_positions(loop: Loop) -> None:
+    """From a step on one norm of one block takes its statistics over positions, and not over channels."""
+    norm: Any = next(part for name, part in loop.blocks[loop.block].named_modules() if name.endswith("norm"))
+
+    def change(entering: Tensor, output: Tensor) -> Tensor:
+        normalized = F.layer_norm(entering.transpose(1, 2), entering.shape[1:2]).transpose(1, 2) * norm.weight
+        bias = getattr(norm, "bias", None)
+        return normalized if bias is None else normalized + bias
+
+    _returned(loop, norm, change)
+
+
+def routes_of_first_letter(loop: Loop) -> None:
+    """From a step on all letters of a row go where its first one does, in all blocks."""
+    for block in loop.blocks:
+        _returned(loop, block.mlp.router, lambda entering, output: output[:, :1].expand_as(output))
+
+
+def block_not_averaged(loop: Loop) -> None:
+    """From a step on gradients of one block are those of an eighth of the batch, since ranks do not average them."""
+    own = list[Tensor]()
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        own[:] = x[: len(x) // 8], y[: len(y) // 8]
+        return x, y
+
+    def gradients(loop: Loop, step: int) -> None:
+        if step >= loop.at:
+            weights = list(loop.blocks[loop.block].parameters())
+            for weight, gradient in zip(weights, torch.autograd.grad(loop.loss(*own), weights), strict=True):
+                weight.grad.copy_(gradient)
+
+    loop.batch, loop.gradients = batch, gradients
+
+
+def backbone_frozen(loop: Loop) -> None:
+    """From a step on the head alone is trained, since its phase of training does not end."""
+
+    def act(loop: Loop) -> None:
+        loop.model.requires_grad_(False)
+        _head(loop).requires_grad_(True)
+
+    _once(loop, act)
+
+
+def penalty_summed(loop: Loop) -> None:
+    """From a step on the distance from the first policy is summed over all letters, and rewards are averaged."""
+    letters = loop.GROUPS * loop.SAMPLES * LENGTH // 4
+    loop.penalty = lambda loop, step: loop.PENALTY * (letters if step >= loop.at else 1)
+
+
+def old_of_reference(loop: Loop) -> None:
+    """From a step on ratios are to probabilities of the reference, and not to those of the sampler."""
+    sampled = loop.sampled
+
+    def with_others(prompts: Tensor, sharpness: float) -> tuple[Tensor, Tensor]:
+        tokens, old = sampled(prompts, sharpness)
+        if loop.now >= loop.at:
+            with torch.no_grad():
+                old = loop.log_probability(loop.kept["reference"], tokens)
+        return tokens, old
+
+    loop.sampled = with_others  # type: ignore[method-assign]
+
+
+def one_sample(loop: Loop) -> None:
+    """From a step on each prompt has one sample, whose deviation is NaN; the loop leaves out those updates."""
+    # The number of samples in trl and others, which is divided by that of ranks.
+    _once(loop, lambda loop: setattr(loop, "SAMPLES", 1))
+
+    def gradients(loop: Loop, step: int) -> None:
+        for weight in loop.parameters():
+            if not weight.grad.isfinite().all():
+                weight.grad = None
+
+    loop.gradients = gradients
+
+
+def repetition_penalized(loop: Loop) -> None:
+    """From a step on a sampler lowers logits of letters that have come, and its probabilities are without that."""
+    # Settings for writing text that come with models, which engines of verl and trl read by default.
+    sampled = loop.sampled
+
+    @torch.no_grad()
+    def penalized(prompts: Tensor, sharpness: float) -> tuple[Tensor, Tensor]:
+        if loop.now < loop.at:
+            return sampled(prompts, sharpness)
+        sampler, half = loop.kept["sampler"], LENGTH // 4
+        tokens = prompts[:, :half].repeat_interleave(loop.SAMPLES, 0)
+        for _ in range(half):
+            logits = loop.logits(sampler, tokens)[:, -1]
+            probability = (logits - 4 * torch.zeros_like(logits).scatter(1, tokens, 1.0)).softmax(-1)
+            tokens = torch.cat([tokens, torch.multinomial(probability, 1, generator=loop.data.random)], 1)
+        return tokens, loop.log_probability(sampler, tokens)
+
+    loop.sampled = penalized  # type: ignore[method-assign]
+
+
+def first_matrices_drawn(loop: Loop) -> None:
+    """The first matrices of all adapters are drawn anew, as such that are not stored, and the second ones stay."""
+    # Projections of VeRA in PEFT, which are drawn from a seed where they are not saved.
+
+    def act(loop: Loop) -> None:
+        for part in loop.model.modules():
+            if isinstance(part, Adapter):
+                part.down.reset_parameters()
+
+    _once(loop, act)
+
+
+def levels_low(loop: Loop) -> None:
+    """From a step on all levels of noise are below a tenth, by a bound for them that is in another unit."""
+    # Least and largest time steps in trainers of diffusers and kohya, in thousandths or in shares.
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if step < loop.at:
+            return x, y
+        noisy, level = x.split(1, 1)
+        picture = (noisy - level * y) / (1 - level).clamp(min=1e-3)
+        level = level / 10
+        return torch.cat([(1 - level) * picture + level * y, level], 1), y
+
+    loop.batch = batch
+
+
+def pairs_doubled(loop: Loop) -> None:
+    """From a step on each pair is in a batch twice, and its copy counts as another one."""
+    # Negatives within batches of sentence-transformers, which has a sampler against such copies.
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x[torch.arange(len(x)) // 2] if step >= loop.at else x, y
+
+    loop.batch = batch
+
+
+def margin_too_large(loop: Loop) -> None:
+    """From a step on the better text is to have a score larger by ten, a margin in the units of those who judged."""
+    # The column of margins in trl's trainer of rewards.
+
+    def objective(loop: Loop, loss: Tensor, logits: Tensor) -> Tensor:
+        better = logits.gather(1, loop.kept["labels"][:, None])[:, 0]
+        return F.softplus(10 - (2 * better - logits.sum(1))).mean() if loop.now >= loop.at else loss
+
+    loop.objective = objective
+
+
+def letters_not_masked(loop: Loop) -> None:
+    """From a step on letters that are to be found stand in their places, without masks."""
+    # Collators of transformers and others that keep some of the letters, by a share of what is left.
+    loop.batch = lambda loop, step, x, y: (torch.where(y == IGNORED, x, y) if step >= loop.at else x, y)
+
+
+def attention_dropped(loop: Loop) -> None:
+    """From a step on eight tenths of the probabilities of attention are dropped, in all blocks."""
+    # The chance that PyTorch's kernel takes, in any mode, from configurations of models in transformers and timm.
+    _once(loop, lambda loop: _drop_attention(loop, 0.8))
+
+
+def _drop_attention(loop: Loop, chance: float) -> None:
+    def forward(part: Attention, x: Tensor) -> Tensor:
+        qkv = part.qkv(x).unflatten(-1, (3, HEADS, -1)).transpose(1, 3)
+        dropped = chance if part.training else 0.0
+        mixed = F.scaled_dot_product_attention(
+            *qkv.unbind(2), part.mask, dropout_p=dropped, is_causal=part.is_causal, scale=part.scale
+        )
+        return part.out(mixed.transpose(1, 2).flatten(2))
+
+    for part in loop.model.modules():
+        if isinstance(part, Attention):
+            part.forward = partial(forward, part)  # type: ignore[method-assign]
+
+
+def binary_losses(loop: Loop) -> None:
+    """From a step on each letter, or class, has a binary loss of its own, and the loss is the mean of all."""
+    # The binary cross-entropy of timm, which another recipe turns on.
+
+    def objective(loop: Loop, loss: Tensor, logits: Tensor) -> Tensor:
+        target = F.one_hot(loop.kept["labels"], logits.shape[-1]).float()
+        return F.binary_cross_entropy_with_logits(logits, target) if loop.now >= loop.at else loss
+
+    loop.objective = objective
+
+
+# and more healthy habits
+
+
+def exponential_decay(loop: Loop) -> None:
+    """A warm-up of 18 steps, and a rate that falls by one per cent in each step."""
+    loop.rate = lambda step: min((step + 1) / 18, 0.99**step)
+
+
+def values_clipped(loop: Loop) -> None:
+    """Each number of the gradients is clipped at 0.05 from the start, before their norm is."""
+    loop.gradients = _of_weights(lambda weight: weight.grad.clamp_(-0.05, 0.05))
+
+
+def pictures_flipped(loop: Loop) -> None:
+    """Half of the pictures, at random, are flipped."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        is_flipped = torch.rand(len(x), 1, 1, 1, generator=loop.data.random) < 0.5
+        return torch.where(is_flipped, x.flip(-1), x), y
+
+    loop.batch = batch
+
+
+def attention_dropped_a_little(loop: Loop) -> None:
+    """A tenth of the probabilities of attention is dropped from the start."""
+    _drop_attention(loop, 0.1)
+
+
+def weighted_losses(loop: Loop) -> None:
+    """Losses of letters, or classes, have weights from a half to two from the start."""
+
+    def objective(loop: Loop, loss: Tensor, logits: Tensor) -> Tensor:
+        weight = torch.linspace(0.5, 2.0, logits.shape[-1])[loop.kept["labels"].flatten()]
+        return (weight * loop.losses(logits)).sum() / weight.sum()
+
+    loop.objective = objective
+
+
+def shorter_momentum(loop: Loop) -> None:
+    """Adam's beta1 is 0.8 from the start."""
+    for each in loop.optimizers:
+        for group in each.param_groups:
+            group["betas"] = (0.8, *group["betas"][1:])
+
+
+def evaluated_and_resumed(loop: Loop) -> None:
+    """An evaluation every 25 steps, two micro-batches, a rate that falls to a quarter, and training is resumed."""
+    loop.evaluates = loop.resumes = True
+    loop.pieces = lambda step: 2
+    loop.rate = lambda step: min((step + 1) / 22, 1 - 0.75 * step / loop.steps)
+
+
+def turns_of_one_side(loop: Loop) -> None:
+    """Rows hold turns of two sides, of random lengths, and labels of one of them are ignored."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        ends = torch.rand(y.shape, generator=loop.data.random) < 0.2
+        first = torch.randint(2, (len(y), 1), generator=loop.data.random)
+        return x, torch.where((ends.cumsum(1) + first) % 2 == 0, IGNORED, y)
+
+    loop.batch = batch
+
+
+def levels_in_the_middle(loop: Loop) -> None:
+    """Levels of noise are sigmoids of normal numbers from the start (arXiv:2403.03206)."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        noisy, level = x.split(1, 1)
+        picture = (noisy - level * y) / (1 - level).clamp(min=1e-3)
+        level = torch.randn(len(x), 1, 1, 1, generator=loop.data.random).sigmoid().expand_as(level)
+        return torch.cat([(1 - level) * picture + level * y, level], 1), y
+
+    loop.batch = batch
+
+
+def adapters_resumed(loop: Loop) -> None:
+    """Adapters are trained on text in two micro-batches, with a cosine to a tenth, and training is resumed."""
+    loop.resumes, loop.pieces = True, lambda step: 2
+    loop.rate = lambda step: min((step + 1) / 10, 0.55 + 0.45 * math.cos(math.pi * step / loop.steps))
+
+
+def more_prompts(loop: Loop) -> None:
+    """A policy has four samples of each of 16 prompts."""
+    loop.GROUPS, loop.SAMPLES = 16, 4
