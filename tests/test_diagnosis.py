@@ -150,6 +150,7 @@ def told(**settings: Any) -> Callable[[Row, int], None]:
 
 AHEAD = [f"attention_ahead/{block}" for block in BLOCKS]
 LEFT, EDIT = ([f"{name}/{part}" for part in PARTS] for name in ("grad_left", "grad_edit"))
+WEIGHTS = ["loss_weight", "sample_weight", "sample_weight_rms"]
 VARIETY = ["label_perplexity", "token_perplexity"]
 SEEN = [f"attention_seen/{block}" for block in BLOCKS]
 SIGNS, KEPT = ([f"{name}/{part}" for part in PARTS] for name in ("grad_signs", "state_kept"))
@@ -202,6 +203,9 @@ FAULTS: dict[str, tuple[Callable[[Row, int], None], str, list[str]]] = {
     "data": (times(1, loss=1.5), "data", []),
     "data and gradients": (both(times(1, loss=1.5), times(20, *of_all("grad_rms"))), "data", []),
     "gradients of all parts": (times(30, *of_all("grad_rms")), "data", []),
+    "gradients of all parts that vanish": (times(1e-3, *of_all("grad_rms")), "gradients", []),
+    "gradients far below their second moments": (times(0.01, *of_all("moment_ratio")), "optimizer", []),
+    "weights that do not follow their updates": (times(0.3, *of_all("change_over_updates")), "optimizer", []),
     "rate": (times(100, "lr", *of_all("update_ratio"), loss=1.0), "rate", []),
     "output of a block": (times(6, "block_rms/block2", "block_rms/block3", loss=1.0), "activations", ["block2"]),
     "attention": (times(200, "attention_logit_max/block3"), "attention", ["block3"]),
@@ -227,7 +231,7 @@ FAULTS: dict[str, tuple[Callable[[Row, int], None], str, list[str]]] = {
     ),
     "initial queries and keys": (times(0.001, "attention_logit_max/block2", at=0), "weights", ["block2"]),
     "dropout": (both(holds(0.1, "dropout/block2"), sets(0.0, "dropout/block2")), "data", []),
-    "a sum for a mean": (both(holds(1.0, "loss_weight"), sets(8.0, "loss_weight")), "gradients", []),
+    "a sum for a mean": (both(holds(1.0, *WEIGHTS), sets(8.0, *WEIGHTS)), "gradients", []),
     "gradients that stay": (both(holds(0.0, *LEFT), sets(0.02, *LEFT)), "gradients", []),
     "gradients that are edited": (both(holds(1.0, *EDIT), sets(8.0, EDIT[2])), "gradients", ["block2"]),
     "gradients that are turned around": (both(holds(1.0, *SIGNS), sets(-1.0, SIGNS[2])), "gradients", ["block2"]),
@@ -256,6 +260,12 @@ FAULTS: dict[str, tuple[Callable[[Row, int], None], str, list[str]]] = {
     ),
     "gradients of a part that fall": (times(0.1, "grad_rms/embedding"), "gradients", ["embedding"]),
     "inputs that are not normalized": (both(varies("batch_rms", 1.0), times(9, "batch_rms")), "data", []),
+    "tokens that weigh more in the loss": (
+        both(holds(1.0, "sample_weight", "sample_weight_rms"), sets(3.0, "sample_weight_rms"), times(1, loss=1.5)),
+        "data",
+        [],
+    ),
+    "inputs that are a little larger": (both(varies("batch_rms", 1.0, 0.02), times(1.35, "batch_rms")), "data", []),
     "inputs that are divided twice": (both(varies("batch_rms", 1.0), times(0.1, "batch_rms")), "data", []),
     "gradients with other values": (both(holds(1.0, *EDIT), sets(0.75, EDIT[2])), "gradients", ["block2"]),
     "rows that are equal": (both(holds(1.0, "distinct_rows"), sets(0.5, "distinct_rows")), "data", []),
@@ -409,13 +419,15 @@ def test_gradients_that_are_zero_at_first_and_later_again_are_dead_from_then_on(
     assert (first.kind, first.parts, first.step) == ("dead", ["block1"], 10)
 
 
-@pytest.mark.parametrize(("label_loss", "blocks", "kinds"), [(12.0, 4, ["attention"]), (12.0, 3, []), (2.0, 4, [])])
-def test_attention_that_is_sure_in_all_blocks_of_a_model_that_has_learned_nothing_is_said(
-    label_loss: float, blocks: int, kinds: list[str], tmp_path: Path
+@pytest.mark.parametrize(("name", "kind"), [("attention_logit_max", "attention"), ("router_logit_max", "router")])
+@pytest.mark.parametrize(("label_loss", "blocks", "is_said"), [(12.0, 4, True), (12.0, 3, False), (2.0, 4, False)])
+def test_logits_that_are_sure_in_all_blocks_of_a_model_that_has_learned_nothing_are_said(
+    name: str, kind: str, label_loss: float, blocks: int, is_said: bool, tmp_path: Path
 ) -> None:
-    fault = both(sure(label_loss, deviation=2.0), holds(12.0, *of_all("attention_logit_max")[:blocks]))
+    of_blocks = [f"{name}/{block}" for block in BLOCKS]
+    fault = both(sure(label_loss, deviation=2.0), holds(3.0, *of_blocks), holds(12.0, *of_blocks[:blocks]))
     found = findings(planted(tmp_path / "probes.jsonl", fault))
-    assert [(first.kind, first.parts, first.step) for first in found] == [(kind, [], 0) for kind in kinds]
+    assert [(first.kind, first.parts, first.step) for first in found] == [(kind, [], 0)] * is_said
 
 
 @pytest.mark.parametrize("healthy", [sure(label_loss=2.0), sure(label_loss=12.0, deviation=1.0)])
@@ -669,6 +681,16 @@ def test_calls_that_differ_are_said_unless_chance_or_the_shape_of_a_batch_makes_
     assert said == [("activations", sorted(parts), AT - every, AT)] * is_said
 
 
+@pytest.mark.parametrize(("parts", "kind"), [(["embedding"], "data"), (["block1"], "activations")])
+def test_code_of_positions_may_follow_from_the_shape_of_a_batch(parts: list[str], kind: str, tmp_path: Path) -> None:
+    def tell(row: Row, step: int) -> None:
+        if step in (0, AT):
+            row["given"] = [f"0 int64 {[1 if step else 8, 24]}"]
+
+    fault = both(tell, calls(*parts), holds(192.0, "label_count"), sets(24.0, "label_count"))
+    assert findings(planted(tmp_path / "probes.jsonl", fault))[0].kind == kind
+
+
 def test_a_module_that_calls_attention_otherwise_is_said_to_be_of_attention(tmp_path: Path) -> None:
     def tell(name: str) -> Callable[[Row, int], None]:
         def written(row: Row, step: int) -> None:
@@ -712,6 +734,11 @@ def test_what_writes_weights_by_habit_is_no_alarm(steps: range, tmp_path: Path) 
     assert not findings(planted(tmp_path / "probes.jsonl", writes(*steps)))
 
 
+def test_what_begins_late_to_write_weights_again_and_again_is_said(tmp_path: Path) -> None:
+    (found,) = findings(planted(tmp_path / "probes.jsonl", writes(*range(203, STEPS, 10))))
+    assert (found.kind, found.step) == ("weights", 203)
+
+
 def test_what_is_written_beside_a_habit_is_said(tmp_path: Path) -> None:
     """As beside an average of the weights that is a part of the model."""
 
@@ -747,6 +774,19 @@ def test_weights_that_lack_a_gradient_now_and_then_are_no_alarm(tmp_path: Path) 
             row["gradient_missing/block1"] = ["w.1"]
 
     assert not findings(planted(tmp_path / "probes.jsonl", skip))
+
+
+def test_blocks_that_are_trained_in_turn_are_not_frozen(tmp_path: Path) -> None:
+    """In each hundred steps another one, of which three rows show that two lose their gradients."""
+
+    def tell(row: Row, step: int) -> None:
+        for number, block in enumerate(BLOCKS if "lr" in row else ()):
+            if number != step // 100:
+                del row[f"grad_rms/{block}"]
+            if number < step // 100:
+                row[f"gradient_missing/{block}"] = [f"blocks.{number}.w"]
+
+    assert not findings(planted(tmp_path / "probes.jsonl", tell, every=100))
 
 
 def test_updates_that_are_zero_now_and_then_or_where_the_rate_is_low_are_no_alarm(tmp_path: Path) -> None:
@@ -793,14 +833,15 @@ def test_logits_that_are_negative_are_not_zero(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("lasts", "noise", "is_said"), [(STEPS, 0.02, True), (10, 0.02, False), (STEPS, 0.3, False)])
+@pytest.mark.parametrize("fall", [0.35, 0.2])
 def test_a_reward_that_falls_by_less_than_half_and_stays_there_is_said(
-    lasts: int, noise: float, is_said: bool, tmp_path: Path
+    fall: float, lasts: int, noise: float, is_said: bool, tmp_path: Path
 ) -> None:
     """But neither one that does so in two rows, nor one whose noise is as large."""
 
     def tell(row: Row, step: int) -> None:
         if "lr" in row:
-            learned = 0.5 + 0.4 * min(1.0, step / 100) - 0.35 * (AT <= step < AT + lasts)
+            learned = 0.5 + 0.4 * min(1.0, step / 100) - fall * (AT <= step < AT + lasts)
             row["reward"] = learned + np.random.default_rng(step).uniform(-noise, noise)
 
     said = [(found.kind, found.step) for found in findings(planted(tmp_path / "probes.jsonl", tell))]
@@ -820,6 +861,12 @@ def test_a_reward_that_turns_negative_or_falls_further_is_said(usual: float, tmp
     assert (found.kind, found.since, found.step) == ("reward", AT - 5, AT)
     assert "reward fell from" in sentence(found)
     assert not findings(planted(tmp_path / "probes.jsonl", rewards(0.1)))
+
+
+def test_samples_of_a_policy_that_come_in_copies_are_said(tmp_path: Path) -> None:
+    fault = both(varies("reward", 0.5), holds(1.0, "distinct_rows"), sets(0.25, "distinct_rows"))
+    (found,) = findings(planted(tmp_path / "probes.jsonl", fault))
+    assert (found.kind, found.step) == ("data", AT)
 
 
 def test_rewards_around_zero_are_no_alarm(tmp_path: Path) -> None:
@@ -876,6 +923,25 @@ def test_gradients_that_grow_with_what_is_learned_are_no_alarm(loss: float, kind
 
     fault = both(learn, times(12, *of_all("grad_rms"), until=AT + 20))
     assert [found.kind for found in findings(planted(tmp_path / "probes.jsonl", fault))][:1] == kinds
+
+
+@pytest.mark.parametrize(
+    ("factor", "lasts", "steps"), [(0.5, STEPS, 1), (0.5, 6, 1), (0.5, STEPS, 20), (0.9, STEPS, 1)]
+)
+def test_a_loss_that_falls_in_one_step_and_stays_low_is_said(
+    factor: float, lasts: int, steps: int, tmp_path: Path
+) -> None:
+    """But neither one that comes back, nor one that takes 20 steps, nor a small one."""
+
+    def learn(row: Row, step: int) -> None:
+        if 203 <= step < 203 + lasts:
+            row["loss"] *= 1 - (1 - factor) * min(1.0, (step - 202) / steps)
+
+    said = [
+        (found.kind, found.since, found.step, sentence(found).count("the loss fell in one step"))
+        for found in findings(planted(tmp_path / "probes.jsonl", learn))
+    ]
+    assert said == [("data", 202, 203, 1)] * ((factor, lasts, steps) == (0.5, STEPS, 1))
 
 
 def test_the_end_of_a_steep_fall_of_the_loss_is_no_rise(tmp_path: Path) -> None:
@@ -1171,6 +1237,13 @@ def test_a_noise_that_is_seldom_large_is_no_move() -> None:
     value_m = series(0, noise=0.05)
     value_m[5::10] *= 3
     assert not [move for move in moves_of("grad_rms", "block0", value_m) if move.row > 30]
+
+
+def test_what_changed_before_training_settled_is_no_noise(tmp_path: Path) -> None:
+    """The rate warms up in 20 steps, and with it updates."""
+    warms_up = times(0.02, "update_ratio/head", at=0, until=16)
+    (found,) = findings(planted(tmp_path / "probes.jsonl", both(warms_up, times(5, "update_ratio/head"))))
+    assert (found.kind, found.parts, found.step) == ("optimizer", ["head"], AT)
 
 
 def test_a_trend_is_no_move() -> None:

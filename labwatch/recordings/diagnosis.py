@@ -91,7 +91,7 @@ class Diagnosis(NamedTuple):
 def diagnose(recording: Recording) -> Diagnosis:
     """What left its usual values in a recording, and where each such event began."""
     read = Readings(recording)
-    others = (LOSS, *OF_BATCH) if read.is_of_rewards else OF_SAMPLES  # which mean little here
+    others = {LOSS, *OF_BATCH} - {"distinct_rows"} if read.is_of_rewards else OF_SAMPLES  # which mean little here
     checks = {name: of for name, of in CHECKS.items() if of[1] not in others}
     signs = {name: list(check(read)) if len(read.step_m) else [] for name, (check, _) in checks.items()}
     findings = [_finding(read, [sign], range(1)) for name in AT_START for sign in signs[name] if sign.row == 0]
@@ -205,7 +205,7 @@ def _finding(read: Readings, signs: Sequence[Sign], rows: range) -> Finding:
     if kind == "gradients" and len(parts) != 1 and loss_step is not None and loss_step > step:
         kind = "instability"
     elif kind == "gradients" and not parts and not chosen[0].is_exact and not read.is_of_rewards:
-        kind = "data"
+        kind = "data" if deciding[0].change > 0 else kind
     moved = {move.quantity for move in [*deciding, *rest] if move.row == row}
     as_before = [
         what for name, what in causes()[kind].get("as_before", {}).items() if read.has(name) and name not in moved

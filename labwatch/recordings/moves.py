@@ -50,10 +50,11 @@ class Move(NamedTuple):
         return -math.inf if self.value < self.usual else math.inf
 
 
-def moves_of(quantity: str, place: str, value_m: Numbers) -> Iterator[Move]:
+def moves_of(quantity: str, place: str, value_m: Numbers, settled: int = 0) -> Iterator[Move]:
     """The moves of one measurement in the order of their rows; rows count in which it is positive and finite.
 
-    And those in which it is zero after it was positive ``USUAL`` times.
+    And those in which it is zero after it was positive ``USUAL`` times. What it did up to the row ``settled`` is no
+    noise, where ``USUAL`` rows or more came since.
     """
     is_positive_m = value_m > 0
     row_n = np.flatnonzero(
@@ -66,10 +67,12 @@ def moves_of(quantity: str, place: str, value_m: Numbers) -> Iterator[Move]:
     size_n = np.abs(log_n - usual_n)
     calm_n = np.isfinite(size_n)
     least, at, earlier = math.log(LEAST_FACTOR), 0, list[int]()
+    settled_n = int(np.searchsorted(row_n, settled, side="right"))
     for n in np.flatnonzero(size_n > least).tolist():
         if n < at:
             continue
-        past = size_n[max(0, n - PAST) : n][calm_n[max(0, n - PAST) : n]]
+        begin = max(settled_n if n - settled_n >= USUAL else 0, n - PAST)
+        past = size_n[begin:n][calm_n[begin:n]]
         if not len(past):
             continue
         noise = NORMAL * float(np.median(past))

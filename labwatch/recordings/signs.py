@@ -48,10 +48,12 @@ UNLIKE, SMALLER_LOGITS = 4.0, 30.0
 # Attention has collapsed if its entropy is so small, in nats.
 COLLAPSED = 0.05
 # A model is sure of what it predicts if its output logits have this standard deviation. It has learned nothing if those
-# of labels lie by less than so many deviations above the others. Attention is sure if its largest logits are so large.
-SURE, LIKELIER, SURE_ATTENTION = 3.0, 0.5, 8.0
-# Weights have moved by more than their updates can if it is so many times what these explain. The first are small.
-BEYOND_UPDATES, OF_FIRST = 3.0, 2.0
+# of labels lie by less than so many deviations above the others. Attention and routers are sure if their largest logits
+# are so large.
+SURE, LIKELIER, SURE_LOGITS = 3.0, 0.5, 8.0
+# Weights have moved by more than their updates can if it is so many times what these explain. The first are small. They
+# stay behind their updates if the logarithm of that is so far below the rows before, for some rows.
+BEYOND_UPDATES, OF_FIRST, BEHIND_UPDATES = 3.0, 2.0, 0.65
 # What a block makes of its input, or its attention logits, change apart from the others if their logarithm changes by
 # so much more, by so many times the median spread of the others, and by ``TIMES_LARGEST`` times as much as ever: blocks
 # drift apart while they learn, each at its own time. Logits smaller than the least are harmless.
@@ -75,8 +77,9 @@ SCALE_FALL, OVERFLOWS = 64.0, 3
 # The same batches come again and again, or a few in turn, if over so many steps the loss bends less by this factor than
 # just before, from each step to those that many before it.
 REPEATED_STEPS, REPEATED_BENDS, IN_TURN = 16, 8.0, (1, 2, 3, 4)
-# The loss rose in one step if that has half of the rise, which lasted so many steps: an instability builds up first.
-STEP_LASTS = 10
+# The loss rose in one step if that has half of the rise, which lasted so many steps: an instability builds up first. It
+# fell in one step if its logarithm is by so much, and by all that it varied in as many steps, below all of these.
+STEP_LASTS, LOSS_FALL = 10, 0.25
 # A learning rate that falls by ``RATE_JUMP`` in one step and only rises after it, to this share of what it was, warms
 # up once more. A schedule has ended too early if for this share of all steps the rate is below such a share of its
 # peak, and before that fell, per step, so many times as fast as ever, and by so much more; or fell all the way in such
@@ -86,8 +89,9 @@ BACK, ENDED_STEPS, ENDED_RATE, FASTER, STEEPER, QUICK = 0.5, 0.1, 0.008, 5.0, 1.
 BEYOND_PEAK = 10.0
 # The rate of a group jumps apart from the others if it does by this factor, and they had one ratio until then.
 RATE_APART = 1.6
-# What writes weights in more steps than this that lie apart, or in the first steps, does so by habit.
-HABIT = 2
+# What writes weights in more steps than this that lie apart, or in the first steps, does so by habit, unless it began
+# later than so many times the steps that lie between.
+HABIT, LATE_HABIT = 2, 5
 # So many steps after the loss moved, parts may differ because they have learned from what came.
 LEARNED_STEPS = 5
 # All changes while a model learns its first things, and no row tells yet what is usual. So only changes are judged that
@@ -104,7 +108,7 @@ KL_ROWS, KL_GROWTH, KL_LEFT, KL_GONE = 5, 2.0, 1.25, 1e-3
 # since 512 tokens may be off by 0.1. Weights are larger if the logarithm of their RMS is so far above all before.
 OF_SAMPLES = {"excess_surprisal": 0.2, "sample_weight": 0.3, "sample_weight_rms": 1.1}
 # A reward has fallen if it is below the rows before by this share of the highest, and by more than they differ.
-REWARD_FALL = 0.2
+REWARD_FALL = 0.15
 # The optimizer is another one if in three rows the signs of updates agree by so much more or less with gradients.
 OTHER_SIGNS = 0.3
 SOLVED = 0.02  # so near to its highest, relatively, a reward is as good as that
@@ -185,16 +189,16 @@ class Readings:
         self.places = sorted({place for _, place in recording.columns if place} - {OF_LOSS})
         blocks = [place for place in self.places if place.startswith("block")]
         self.blocks = sorted(blocks, key=lambda block: int(block[5:]))
+        warm = int(np.argmin(np.append(np.diff(self.column("lr")) > 0, False)))
+        self.is_of_rewards = self.has("reward")  # where the loss says little, and is in no unit
+        settled = _settled_step(recording.loss_step_n, recording.loss_n, is_of_rewards=self.is_of_rewards)
+        self.settled = max(warm, self.row_of(settled))  # the row after which changes are judged
         self.moves = {
             (name, place): self._moves(name, place)
             for name, known in quantities().items()
             for place in recording.places(name)
             if "kind" in known and ("alarm" in known or known.keys().isdisjoint(("share", "constant", "counts")))
         }
-        warm = int(np.argmin(np.append(np.diff(self.column("lr")) > 0, False)))
-        self.is_of_rewards = self.has("reward")  # where the loss says little, and is in no unit
-        settled = _settled_step(recording.loss_step_n, recording.loss_n, is_of_rewards=self.is_of_rewards)
-        self.settled = max(warm, self.row_of(settled))  # the row after which changes are judged
         self.solved_m = _solved(self.column("reward"))
         # so that gradients are zero, or small
         self.teach_nothing_m = (self.column("zero_variance_groups") == 1) | self.solved_m
@@ -213,9 +217,9 @@ class Readings:
     def _moves(self, name: str, place: str) -> list[Move]:
         value_m = self.column(name, place)
         if name != "reward":
-            return list(moves_of(name, place, value_m))
+            return list(moves_of(name, place, value_m, self.settled))
         size = float(np.nanmedian(np.abs(value_m))) or 1.0  # rewards may be negative, so they differ by no factor
-        moves = moves_of(name, place, np.exp(np.clip(value_m / size, -LARGEST, LARGEST)))
+        moves = moves_of(name, place, np.exp(np.clip(value_m / size, -LARGEST, LARGEST)), self.settled)
         return [move._replace(value=size * math.log(move.value), usual=size * math.log(move.usual)) for move in moves]
 
     def has(self, name: str) -> bool:
@@ -456,7 +460,7 @@ def zero_gradients(read: Readings) -> Iterator[Sign]:
     end = len(read.step_m)
     for row, parts in rows.items():
         lasts = LASTING + (row == 0)  # behind two matrices that are zero at first there are no gradients in two updates
-        is_first = row == next(iter(rows)) and row >= LASTING  # and the last row may show it alone
+        is_first = row == next(filter(None, rows), None) and row >= LASTING  # and the last row may show it alone
         then = [rows.get(later, {}) for later in range(row + 1, min(row + lasts, end) if is_first else row + lasts)]
         lasting = {
             place: kept
@@ -485,7 +489,7 @@ def silent(read: Readings) -> Iterator[Sign]:
 
 def frozen(read: Readings) -> Iterator[Sign]:
     """Parts that lose their gradients, or whose updates become zero, while others are trained."""
-    places = read.recording.places("grad_rms")
+    places = [] if _takes_turns(read) else read.recording.places("grad_rms")
     for place in places:
         is_trained_m = np.isfinite(read.column("grad_rms", place)) & ~(read.column("update_ratio", place) == 0)
         others_m = np.zeros(len(is_trained_m), dtype=bool)
@@ -494,6 +498,12 @@ def frozen(read: Readings) -> Iterator[Sign]:
         lost = np.flatnonzero(~is_trained_m & others_m & (read.column("lr") != 0))
         if len(lost) and not is_trained_m[lost[0] :].any() and is_trained_m[: lost[0]].any():
             yield Sign("frozen", int(lost[0]), [place])
+
+
+def _takes_turns(read: Readings) -> bool:
+    """Whether parts that had no gradients get some, as in a loop that freezes and unfreezes parts by plan."""
+    has_pm = np.isfinite([read.column("grad_rms", place) for place in read.recording.places("grad_rms")])
+    return bool((np.diff(has_pm[:, has_pm.any(0)].astype(int), axis=1) > 0).any()) if len(has_pm) else False
 
 
 def lost_gradients(read: Readings) -> Iterator[Sign]:
@@ -528,26 +538,32 @@ def _never_again(read: Readings, lacking: Mapping[int, Mapping[str, list[str]]])
     for key, rows in missing.items():
         if rows == [row for row in measured if row >= rows[0]]:
             found[rows[0]].append(key)
-    for row, lost in found.items():
+    for row, lost in () if _takes_turns(read) else found.items():
         weights = [name for _, name in lost]
         yield Sign("frozen", row, sorted({place for place, _ in lost}), weights=weights, is_exact=True)
 
 
 def written_weights(read: Readings) -> Iterator[Sign]:
     """Weights that something else than the optimizer writes, unless it always did or does so again and again."""
-    early = read.recording.loss_step_n[0] + CALM_STEPS if len(read.recording.loss_step_n) else math.inf
+    start = int(read.recording.loss_step_n[0]) if len(read.recording.loss_step_n) else 0
     of_habit = {
-        name for step, parts in read.recording.written.items() if step < early for of in parts.values() for name in of
+        name
+        for step, parts in read.recording.written.items()
+        if step < start + CALM_STEPS
+        for of in parts.values()
+        for name in of
     }  # as an average of the weights that is a part of the model
     written = [
         (step, {place: rest for place, names in parts.items() if (rest := [x for x in names if x not in of_habit])})
         for step, parts in read.recording.written.items()
     ]
     begun = [(step, parts) for (_, before), (step, parts) in pairwise([(0, {}), *written]) if parts and not before]
-    if len(begun) <= HABIT:
-        for step, parts in begun:
-            names = [name for of in parts.values() for name in of]
-            yield Sign("weights", read.row_of(step), sorted(parts), weights=names, is_exact=True, at=step)
+    if len(begun) > HABIT:
+        (first, _), (second, _), *_ = begun
+        begun = begun[: first - start > LATE_HABIT * (second - first)]
+    for step, parts in begun:
+        names = [name for of in parts.values() for name in of]
+        yield Sign("weights", read.row_of(step), sorted(parts), weights=names, is_exact=True, at=step)
 
 
 def other_functions(read: Readings) -> Iterator[Sign]:
@@ -561,6 +577,8 @@ def other_functions(read: Readings) -> Iterator[Sign]:
     for row, of in found.items():
         if taken := {place: names for place in of if (names := [x for x in of[place] if x.startswith(TAKEN_OUT)])}:
             of = taken
+        if of.keys() == {"embedding"} and row in read.recording.names.get(("given", ""), {}):
+            continue  # positions and masks of a batch of another shape are made by other calls
         functions = list(dict.fromkeys(name for names in of.values() for name in names))
         if of:
             kind = _kind_of_code(read, row, of.keys(), functions)
@@ -738,7 +756,7 @@ def unlike_weights(read: Readings) -> Iterator[Sign]:
 
 
 def sure_untrained(read: Readings) -> Iterator[Sign]:
-    """Logits that differ much in the first row: those of the output, or of attention in all blocks.
+    """Logits that differ much in the first row: those of the output, or of attention or routers in all blocks.
 
     And labels are no more likely than other tokens.
     """
@@ -749,10 +767,11 @@ def sure_untrained(read: Readings) -> Iterator[Sign]:
         return
     if deviation > SURE:
         yield Sign("output_logits", 0, moves=[Move("output_logit_rms", "", 0, 1, rms, math.nan, math.inf)])
-    logits = read.at_start("attention_logit_max")
-    if logits and min(logits.values()) > SURE_ATTENTION:
-        of_blocks = [Move("attention_logit_max", block, 0, 1, of, math.nan, math.inf) for block, of in logits.items()]
-        yield Sign("attention", 0, moves=of_blocks)
+    for name in ("attention_logit_max", "router_logit_max"):
+        logits = read.at_start(name)
+        if logits and min(logits.values()) > SURE_LOGITS:
+            of_blocks = [Move(name, block, 0, 1, of, math.nan, math.inf) for block, of in logits.items()]
+            yield Sign(quantities()[name]["kind"], 0, moves=of_blocks)
 
 
 def weights_beyond_updates(read: Readings) -> Iterator[Sign]:
@@ -765,6 +784,19 @@ def weights_beyond_updates(read: Readings) -> Iterator[Sign]:
             names = read.recording.names.get(("weight_moved", place), {}).get(row, [])
             move = Move("change_over_updates", place, row, row + 1, float(beyond_m[row]), 1.0, math.nan)
             yield Sign("weights", row, [place], [move], names, is_exact=True)
+
+
+def weights_behind_updates(read: Readings) -> Iterator[Sign]:
+    """Weights that in some rows in a row come less far with their updates than in the rows before."""
+    name = "change_over_updates"
+    for place in read.recording.places(name):
+        row_n = np.flatnonzero(read.column(name, place) > 0)
+        log_n = np.log(read.column(name, place)[row_n])
+        later_kn, (lowest_n, _) = _later(log_n), _range_before(log_n)
+        for n in np.flatnonzero(lowest_n - np.fmax.reduce(later_kn) > BEHIND_UPDATES * _of_fewer(later_kn)).tolist():
+            if n >= FEWEST_ROWS and row_n[n] > read.settled:
+                yield Sign("optimizer", int(row_n[n]), [place], [read.change(name, place, int(row_n[n]))])
+                break
 
 
 def outputs_apart(read: Readings) -> Iterator[Sign]:
@@ -794,7 +826,7 @@ def gradients_apart(read: Readings) -> Iterator[Sign]:
     for part, later in pairwise(parts):
         with np.errstate(invalid="ignore", divide="ignore"):
             ratio_m = read.column("grad_rms", part) / read.column("grad_rms", later)
-        for move in moves_of("grad_rms", part, ratio_m):
+        for move in moves_of("grad_rms", part, ratio_m, read.settled):
             lasts = move.end - move.row >= LASTS or move.end == len(read.step_m)
             if move.row > read.settled and lasts and abs(move.change) > math.log(GRADIENTS_APART):
                 own, other = (read.change("grad_rms", each, move.row) for each in (part, later))
@@ -877,6 +909,20 @@ def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
     yield from moved(read, name) if "alarm" in known else ()
 
 
+def other_token_weights(read: Readings) -> Iterator[Sign]:
+    """Tokens that weigh in the loss otherwise than others do, where all had the same spread of weights until then."""
+    mean_m, rms_m = read.column("sample_weight"), read.column("sample_weight_rms")
+    row_n = np.flatnonzero(np.isfinite(rms_m) & (mean_m != 0))
+    spread_n = rms_m[row_n] / np.abs(mean_m[row_n])
+    first = int(np.argmax(np.append(_differs(spread_n), True)))
+    if read.is_of_rewards or not FEWEST_ROWS - 1 <= first < len(row_n):
+        return
+    if _factor(spread_n[first] / spread_n[0]) > CONSTANT_CHANGE:
+        row = int(row_n[first])
+        move = Move("token_weights", "", row, row + 1, float(spread_n[first]), float(spread_n[0]), math.inf)
+        yield Sign("data", row, moves=[move], is_exact=True, is_harmless=_is_harmless(read, row))
+
+
 def _counts_all(read: Readings, row: int) -> bool:
     """Whether the loss is that of the labels which give gradients, as before, so that no other was in it."""
     loss_m = np.interp(read.step_m, read.recording.loss_step_n, read.recording.loss_n)
@@ -898,6 +944,8 @@ def moved(read: Readings, name: str) -> Iterator[Sign]:
             if (move.change < 0) != bool(known.get("falls")):  # the other direction
                 least = known.get("otherwise", math.inf)
             away = abs(move.change) if max(move.value, move.usual) >= known.get("above", -math.inf) else 0.0
+            if "unless" in known and read.teach_nothing_m[move.row]:
+                continue
             if "of_batch" in known:  # which changes at once
                 away = min(away, abs(move._replace(value=float(read.column(name, place)[move.row])).change))
             if "of_batch" in known and away > math.log(least):
@@ -1112,6 +1160,24 @@ def repeated_batches(read: Readings) -> Iterator[Sign]:
             return
 
 
+def falls_at_once(read: Readings) -> Iterator[Sign]:
+    """A loss that falls in one step, by more than those before it differ, below what it ever was, and stays there."""
+    step_n, loss_n = read.recording.loss_step_n, read.recording.loss_n
+    if len(loss_n) < 2 * STEP_LASTS:
+        return
+    with np.errstate(invalid="ignore", divide="ignore"):
+        log_nk = sliding_window_view(np.where(loss_n > 0, np.log(loss_n), -math.inf), STEP_LASTS)
+        before_nk, after_nk, usual_n = log_nk[:-STEP_LASTS], log_nk[STEP_LASTS:], np.median(log_nk, axis=1)
+        is_apart_n = before_nk.min(1) - after_nk.max(1) > np.maximum(LOSS_FALL, np.ptp(before_nk, axis=1))
+        fell_n = is_apart_n & (np.fmin.accumulate(usual_n)[:-STEP_LASTS] - usual_n[STEP_LASTS:] > LOSS_FALL)
+    for n in np.flatnonzero(fell_n).tolist():
+        step = int(step_n[n + STEP_LASTS])
+        if step > read.step_m[read.settled]:
+            row, before, after = read.row_of(step), *(float(np.exp(np.median(of[n]))) for of in (before_nk, after_nk))
+            yield Sign("data", row, moves=[Move("loss", "", row, row + 1, after, before, math.inf)], at=step)
+            return
+
+
 Check = Callable[[Readings], Iterator[Sign]]
 # By what is checked: how, and the column of which it takes some rows.
 CHECKS: dict[str, tuple[Check, str]] = {
@@ -1124,10 +1190,12 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "functions that are called": (other_functions, "block_rms"),
     "arguments of the model": (other_arguments, "in_evaluation"),
     "buffers that are constant": (written_buffers, "in_evaluation"),
+    "weights of tokens in the loss": (other_token_weights, "loss_weight"),
     "steps of the optimizer": (lost_counts, "state_updates"),
     "gradients that are missing": (lost_gradients, "grad_rms"),
     "updates that are zero": (lost_updates, "update_ratio"),
     "weights against updates": (weights_beyond_updates, "param_rms"),
+    "weights behind updates": (weights_behind_updates, "change_over_updates"),
     "output against other blocks": (outputs_apart, "block_rms"),
     "logits against other blocks": (logits_apart, "attention_logit_max"),
     "gradients against the next part": (gradients_apart, "grad_rms"),
@@ -1136,6 +1204,7 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "frozen parts": (frozen, "grad_rms"),
     "KL divergence": (leaves_reference, "kl"),
     "repeated batches": (repeated_batches, "loss"),
+    "falls of the loss": (falls_at_once, "loss"),
     "signs of updates": (partial(leaves_range, name="update_signs", least=OTHER_SIGNS), "update_signs"),
     "falls of the reward": (lower_reward, "reward"),
     **{

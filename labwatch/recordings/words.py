@@ -55,7 +55,9 @@ def report(path: Path, levels: Mapping[str, Level]) -> Report:
     findings, checks = diagnose(recording)
     coming = reaches(recording, levels)
     unknown = [
-        of for of, known in quantities().items() if of not in levels and "level" not in known and recording.places(of)
+        of
+        for of, known in quantities().items()
+        if of not in levels and known.keys().isdisjoint(("level", "counts")) and recording.places(of)
     ]
     found = [(f"{name} {sentence(finding)}", _plain_finding(finding, recording)) for finding in findings]
     lines = [line for line, _ in found]
