@@ -229,6 +229,11 @@ FAULTS: dict[str, tuple[Callable[[Row, int], None], str, list[str]]] = {
         "activations",
         ["block2"],
     ),
+    "dropout outside of the blocks": (
+        both(holds(0.1, "dropout", *(f"dropout/{block}" for block in BLOCKS)), sets(0.9, "dropout")),
+        "data",
+        [],
+    ),
     "initial queries and keys": (times(0.001, "attention_logit_max/block2", at=0), "weights", ["block2"]),
     "dropout": (both(holds(0.1, "dropout/block2"), sets(0.0, "dropout/block2")), "data", []),
     "a sum for a mean": (both(holds(1.0, *WEIGHTS), sets(8.0, *WEIGHTS)), "gradients", []),
@@ -428,6 +433,20 @@ def test_logits_that_are_sure_in_all_blocks_of_a_model_that_has_learned_nothing_
     fault = both(sure(label_loss, deviation=2.0), holds(3.0, *of_blocks), holds(12.0, *of_blocks[:blocks]))
     found = findings(planted(tmp_path / "probes.jsonl", fault))
     assert [(first.kind, first.parts, first.step) for first in found] == [(kind, [], 0)] * is_said
+
+
+@pytest.mark.parametrize(("label_loss", "gain", "is_said"), [(12.0, 5.7, True), (12.0, 1.4, False), (2.0, 5.7, False)])
+def test_initial_matrices_of_standard_deviation_one_are_said(
+    label_loss: float, gain: float, is_said: bool, tmp_path: Path
+) -> None:
+    """But those of a model that was loaded may have become so large."""
+
+    def tell(row: Row, step: int) -> None:
+        if step == 0:
+            row |= {f"weight_gain/{block}": gain if block in BLOCKS[:2] else 0.6 for block in BLOCKS}
+
+    found = findings(planted(tmp_path / "probes.jsonl", both(sure(label_loss, deviation=2.0), tell)))
+    assert [(first.kind, first.parts, first.step) for first in found] == [("weights", [*BLOCKS[:2]], 0)] * is_said
 
 
 @pytest.mark.parametrize("healthy", [sure(label_loss=2.0), sure(label_loss=12.0, deviation=1.0)])

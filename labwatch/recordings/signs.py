@@ -49,8 +49,9 @@ UNLIKE, SMALLER_LOGITS = 4.0, 30.0
 COLLAPSED = 0.05
 # A model is sure of what it predicts if its output logits have this standard deviation. It has learned nothing if those
 # of labels lie by less than so many deviations above the others. Attention and routers are sure if their largest logits
-# are so large.
-SURE, LIKELIER, SURE_LOGITS = 3.0, 0.5, 8.0
+# are so large. Initial values are wide if a matrix makes numbers without an order so many times as large; one, or the
+# root of two, keeps them as they are.
+SURE, LIKELIER, SURE_LOGITS, WIDE = 3.0, 0.5, 8.0, 3.0
 # Weights have moved by more than their updates can if it is so many times what these explain. The first are small. They
 # stay behind their updates if the logarithm of that is so far below the rows before, for some rows.
 BEYOND_UPDATES, OF_FIRST, BEHIND_UPDATES = 3.0, 2.0, 0.65
@@ -756,7 +757,7 @@ def unlike_weights(read: Readings) -> Iterator[Sign]:
 
 
 def sure_untrained(read: Readings) -> Iterator[Sign]:
-    """Logits that differ much in the first row: those of the output, or of attention or routers in all blocks.
+    """Initial values that are too large: of matrices, or as logits of the output, or of attention or routers, show it.
 
     And labels are no more likely than other tokens.
     """
@@ -765,6 +766,10 @@ def sure_untrained(read: Readings) -> Iterator[Sign]:
     deviation = math.sqrt(max(rms**2 - mean**2, 0.0))
     if not log_z - mean - label_loss < LIKELIER * deviation:
         return
+    gains = {place: float(read.column("weight_gain", place)[0]) for place in read.recording.places("weight_gain")}
+    wide = [Move("weight_gain", place, 0, 1, gain, math.nan, math.inf) for place, gain in gains.items() if gain > WIDE]
+    if wide:
+        yield Sign("weights", 0, [move.place for move in wide], wide)
     if deviation > SURE:
         yield Sign("output_logits", 0, moves=[Move("output_logit_rms", "", 0, 1, rms, math.nan, math.inf)])
     for name in ("attention_logit_max", "router_logit_max"):
@@ -872,7 +877,7 @@ def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
     known, places = quantities()[name], read.recording.places(name)
     found, evaluating_m = dict[int, list[Move]](), read.column("in_evaluation")
     known_rows, least = known.get("rows", FEWEST_ROWS - 1), known.get("change", CONSTANT_CHANGE)
-    of_places = {place: read.column(name, place) for place in places}
+    of_places = {place: read.column(name, place) for place in ([*places, ""] if "outside" in known else places)}
     rows_of = {place: np.flatnonzero(np.isfinite(value_m)) for place, value_m in of_places.items()}
     habits = [_differs(of_places[place][row_n])[:known_rows].any() for place, row_n in rows_of.items()]
     if sum(habits) > MOST_HABITS * len(places):
@@ -902,7 +907,7 @@ def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
     for row, moves in found.items():
         parts = [move.place for move in moves if move.place]
         kind = "data" if name == "row_share" and _counts_all(read, row) else known["kind"]
-        kind = known.get("of_some", kind) if len(parts) < len(places) else kind
+        kind = known.get("of_some", kind) if 0 < len(parts) < len(places) else kind
         harmless = "of_loss" in known and _is_harmless(read, row)
         parts = [] if len(parts) == len(places) else parts
         yield Sign(kind, row, parts, moves, is_exact=True, is_harmless=harmless)
