@@ -229,6 +229,11 @@ FAULTS: dict[str, tuple[Callable[[Row, int], None], str, list[str]]] = {
         "activations",
         ["block2"],
     ),
+    "dropout outside of the blocks": (
+        both(holds(0.1, "dropout", *(f"dropout/{block}" for block in BLOCKS)), sets(0.9, "dropout")),
+        "data",
+        [],
+    ),
     "initial queries and keys": (times(0.001, "attention_logit_max/block2", at=0), "weights", ["block2"]),
     "dropout": (both(holds(0.1, "dropout/block2"), sets(0.0, "dropout/block2")), "data", []),
     "a sum for a mean": (both(holds(1.0, *WEIGHTS), sets(8.0, *WEIGHTS)), "gradients", []),
@@ -370,6 +375,11 @@ FAULTS: dict[str, tuple[Callable[[Row, int], None], str, list[str]]] = {
         "not_finite",
         ["block2"],
     ),
+    "a gradient of one part at any loss scale": (
+        both(sets(2.0**20, "loss_scale", at=0), sets(1.0, "loss_scale"), sets(["w.1"], "gradient_not_finite/block2")),
+        "precision",
+        ["block2"],
+    ),
     "loss scale": (both(sets(2.0**20, "loss_scale", at=0), sets(1.0, "loss_scale")), "precision", []),
 }
 
@@ -428,6 +438,29 @@ def test_logits_that_are_sure_in_all_blocks_of_a_model_that_has_learned_nothing_
     fault = both(sure(label_loss, deviation=2.0), holds(3.0, *of_blocks), holds(12.0, *of_blocks[:blocks]))
     found = findings(planted(tmp_path / "probes.jsonl", fault))
     assert [(first.kind, first.parts, first.step) for first in found] == [(kind, [], 0)] * is_said
+
+
+@pytest.mark.parametrize(
+    ("label_loss", "gain", "others", "parts"),
+    [
+        (12.0, 5.7, 0.6, [*BLOCKS[:2]]),
+        (12.0, 1.4, 0.6, None),
+        (2.0, 5.7, 0.6, None),
+        (2.0, 0.006, 0.006, []),
+        (2.0, 0.006, 0.6, None),
+    ],
+)
+def test_initial_matrices_of_another_size_are_said(
+    label_loss: float, gain: float, others: float, parts: list[str] | None, tmp_path: Path
+) -> None:
+    """But training may have made them large, and those of a part may be zero."""
+
+    def tell(row: Row, step: int) -> None:
+        if step == 0:
+            row |= {f"weight_gain/{part}": gain if part in BLOCKS[:2] else others for part in (*BLOCKS, "head")}
+
+    found = findings(planted(tmp_path / "probes.jsonl", both(sure(label_loss, deviation=2.0), tell)))
+    assert [(first.kind, first.parts, first.step) for first in found] == [("weights", parts, 0)] * (parts is not None)
 
 
 @pytest.mark.parametrize("healthy", [sure(label_loss=2.0), sure(label_loss=12.0, deviation=1.0)])
@@ -861,12 +894,6 @@ def test_a_reward_that_turns_negative_or_falls_further_is_said(usual: float, tmp
     assert (found.kind, found.since, found.step) == ("reward", AT - 5, AT)
     assert "reward fell from" in sentence(found)
     assert not findings(planted(tmp_path / "probes.jsonl", rewards(0.1)))
-
-
-def test_samples_of_a_policy_that_come_in_copies_are_said(tmp_path: Path) -> None:
-    fault = both(varies("reward", 0.5), holds(1.0, "distinct_rows"), sets(0.25, "distinct_rows"))
-    (found,) = findings(planted(tmp_path / "probes.jsonl", fault))
-    assert (found.kind, found.step) == ("data", AT)
 
 
 def test_rewards_around_zero_are_no_alarm(tmp_path: Path) -> None:

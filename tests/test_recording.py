@@ -181,6 +181,21 @@ def same(ours: Row, theirs: Row, rel: float = 1e-5) -> None:
             assert ours[name] == pytest.approx(value, rel=rel, abs=1e-9), name
 
 
+def test_the_gain_of_initial_matrices_is_written_once(tmp_path: Path) -> None:
+    """The RMS times the root of the smaller side; embeddings look numbers up, and multiply nothing."""
+    model = built()
+    matrices = [weight for weight in model.layers[1].parameters() if weight.ndim == 2]
+    with torch.no_grad():
+        model.embedding.weight.normal_()
+        matrices[0].normal_()
+        rms = float(matrices[0].square().mean().sqrt())
+    first, second, *_ = run(model, tmp_path / "probes.jsonl")
+    gains = {name: value for name, value in first.items() if name.startswith("weight_gain/")}
+    assert gains["weight_gain/block1"] == pytest.approx(rms * min(matrices[0].shape) ** 0.5, rel=1e-5)
+    assert max(value for name, value in gains.items() if name != "weight_gain/block1") < 2
+    assert not [name for name in second if name.startswith("weight_gain")]
+
+
 # against the lab
 
 

@@ -195,6 +195,8 @@ class Recorder:
         rows[-1] |= self._of_changes(known, measurement)
         rows[-1] |= _columns(known, self.sizes, measurement.lr, self.parts.expert)
         rows[-1] |= self._of_code(measurement.called)
+        if not self.is_told:
+            rows[-1] |= self._of_matrices(known)
         self.losses.clear()
         if distributed.is_joined() and torch.distributed.get_rank():
             return
@@ -247,6 +249,18 @@ class Recorder:
         columns: dict[str, Any] = {f"change_over_updates/{place}": max(of)[0] for place, of in found.items()}
         named = {place: [name for beyond, name in sorted(of)[::-1] if beyond > NAMED] for place, of in found.items()}
         return columns | {f"weight_moved/{place}": names for place, names in named.items() if names}
+
+    def _of_matrices(self, known: Mapping[Key, Known]) -> dict[str, float]:
+        """Of each block, and of the head, by how much its widest matrix makes numbers without an order larger."""
+        found, weights = defaultdict[str, float](float), dict(self.model.named_parameters())
+        embeddings = {id(part.weight) for part in self.model.modules() if isinstance(part, nn.Embedding)}
+        for key, number in known.items():
+            weight = weights.get(key.piece)
+            if key.name != "param_rms" or weight is None or weight.ndim < 2 or id(weight) in embeddings:
+                continue
+            entering = min(weight.shape[-2:]) if weight.ndim < 4 else weight[0].numel()
+            found[key.where] = max(found[key.where], number.value * math.sqrt(entering))
+        return {f"weight_gain/{place}": gain for place, gain in found.items() if place not in ("embedding", "other")}
 
     def _header(self, known: Mapping[Key, Known], measurement: Measurement) -> dict[str, Any]:
         """What was found in the model, and what was not."""

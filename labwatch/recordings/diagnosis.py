@@ -91,7 +91,7 @@ class Diagnosis(NamedTuple):
 def diagnose(recording: Recording) -> Diagnosis:
     """What left its usual values in a recording, and where each such event began."""
     read = Readings(recording)
-    others = {LOSS, *OF_BATCH} - {"distinct_rows"} if read.is_of_rewards else OF_SAMPLES  # which mean little here
+    others = (LOSS, *OF_BATCH) if read.is_of_rewards else OF_SAMPLES  # which mean little here
     checks = {name: of for name, of in CHECKS.items() if of[1] not in others}
     signs = {name: list(check(read)) if len(read.step_m) else [] for name, (check, _) in checks.items()}
     findings = [_finding(read, [sign], range(1)) for name in AT_START for sign in signs[name] if sign.row == 0]
@@ -113,7 +113,7 @@ def diagnose(recording: Recording) -> Diagnosis:
     return Diagnosis(sorted(findings, key=lambda finding: finding.step), outcomes)
 
 
-AT_START = ("zero gradients", "initial weights", "initial logits")
+AT_START = ("zero gradients", "initial weights", "initial values")
 
 
 def _outcome(read: Readings, column: str, signs: Sequence[Sign]) -> str:

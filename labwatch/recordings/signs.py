@@ -49,8 +49,9 @@ UNLIKE, SMALLER_LOGITS = 4.0, 30.0
 COLLAPSED = 0.05
 # A model is sure of what it predicts if its output logits have this standard deviation. It has learned nothing if those
 # of labels lie by less than so many deviations above the others. Attention and routers are sure if their largest logits
-# are so large.
-SURE, LIKELIER, SURE_LOGITS = 3.0, 0.5, 8.0
+# are so large. Initial values are wide if a matrix makes numbers without an order so many times as large, and narrow if
+# each makes them at most so large; one, or the root of two, keeps them as they are.
+SURE, LIKELIER, SURE_LOGITS, WIDE, NARROW = 3.0, 0.5, 8.0, 3.0, 0.02
 # Weights have moved by more than their updates can if it is so many times what these explain. The first are small. They
 # stay behind their updates if the logarithm of that is so far below the rows before, for some rows.
 BEYOND_UPDATES, OF_FIRST, BEHIND_UPDATES = 3.0, 2.0, 0.65
@@ -77,7 +78,7 @@ SCALE_FALL, OVERFLOWS = 64.0, 3
 # The same batches come again and again, or a few in turn, if over so many steps the loss bends less by this factor than
 # just before, from each step to those that many before it.
 REPEATED_STEPS, REPEATED_BENDS, IN_TURN = 16, 8.0, (1, 2, 3, 4)
-# The loss rose in one step if that has half of the rise, which lasted so many steps: an instability builds up first. It
+# The loss rose in one step if that has half of the usual rise, which lasted so many steps: an instability builds up. It
 # fell in one step if its logarithm is by so much, and by all that it varied in as many steps, below all of these.
 STEP_LASTS, LOSS_FALL = 10, 0.25
 # A learning rate that falls by ``RATE_JUMP`` in one step and only rises after it, to this share of what it was, warms
@@ -285,10 +286,10 @@ def rises_of_loss(step_n: NDArray[np.int64], loss_n: Numbers) -> list[Rise]:
     if math.isinf(settled):
         settled = int(step_n[:FEWEST_STEPS].max(initial=0))
     for span in loss_spikes(step_n, loss_n):
-        end = len(step_n) - 1 if span.end is None or span.ending in ("stuck", "diverged") else span.end
+        end = len(step_n) - 1 if span.end is None or span.ending in ("stuck", "diverged", "anew") else span.end
         before = np.median(loss_n[max(0, span.first - STEP_LASTS) : span.first])
         rise_n = loss_n[span.first : end + 1] - span.usual
-        is_step = end - span.first >= STEP_LASTS and rise_n[0] >= rise_n.max() / 2
+        is_step = end - span.first >= STEP_LASTS and rise_n[0] >= np.median(rise_n) / 2
         falls = loss_n[span.first : end + 1].mean() < before  # more slowly than before, as after a steep fall
         if step_n[span.first] > settled and not falls:
             found.append(Rise(int(step_n[span.first]), int(step_n[end]), bool(is_step)))
@@ -755,16 +756,24 @@ def unlike_weights(read: Readings) -> Iterator[Sign]:
             yield Sign("weights", 0, [block], [Move("attention_logit_max", block, 0, 1, value, least, math.inf)])
 
 
-def sure_untrained(read: Readings) -> Iterator[Sign]:
-    """Logits that differ much in the first row: those of the output, or of attention or routers in all blocks.
+def unusual_initial_values(read: Readings) -> Iterator[Sign]:
+    """Initial matrices that are all too small; or ones that are too large, as logits may show, too.
 
-    And labels are no more likely than other tokens.
+    These may be so after training, so labels are no more likely than other tokens.
     """
+    gains = [
+        Move("weight_gain", place, 0, 1, float(read.column("weight_gain", place)[0]), math.nan, math.inf)
+        for place in read.recording.places("weight_gain")
+    ]
+    if gains and max(gain.value for gain in gains) < NARROW:
+        yield Sign("weights", 0, [gain.place for gain in gains], gains)
     names = ("output_logit_rms", "output_logit_mean", "log_z", "label_loss")
     rms, mean, log_z, label_loss = (float(read.column(name)[0]) for name in names)
     deviation = math.sqrt(max(rms**2 - mean**2, 0.0))
     if not log_z - mean - label_loss < LIKELIER * deviation:
         return
+    if wide := [gain for gain in gains if gain.value > WIDE]:
+        yield Sign("weights", 0, [gain.place for gain in wide], wide)
     if deviation > SURE:
         yield Sign("output_logits", 0, moves=[Move("output_logit_rms", "", 0, 1, rms, math.nan, math.inf)])
     for name in ("attention_logit_max", "router_logit_max"):
@@ -872,7 +881,7 @@ def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
     known, places = quantities()[name], read.recording.places(name)
     found, evaluating_m = dict[int, list[Move]](), read.column("in_evaluation")
     known_rows, least = known.get("rows", FEWEST_ROWS - 1), known.get("change", CONSTANT_CHANGE)
-    of_places = {place: read.column(name, place) for place in places}
+    of_places = {place: read.column(name, place) for place in ([*places, ""] if "outside" in known else places)}
     rows_of = {place: np.flatnonzero(np.isfinite(value_m)) for place, value_m in of_places.items()}
     habits = [_differs(of_places[place][row_n])[:known_rows].any() for place, row_n in rows_of.items()]
     if sum(habits) > MOST_HABITS * len(places):
@@ -902,7 +911,7 @@ def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
     for row, moves in found.items():
         parts = [move.place for move in moves if move.place]
         kind = "data" if name == "row_share" and _counts_all(read, row) else known["kind"]
-        kind = known.get("of_some", kind) if len(parts) < len(places) else kind
+        kind = known.get("of_some", kind) if 0 < len(parts) < len(places) else kind
         harmless = "of_loss" in known and _is_harmless(read, row)
         parts = [] if len(parts) == len(places) else parts
         yield Sign(kind, row, parts, moves, is_exact=True, is_harmless=harmless)
@@ -1138,7 +1147,9 @@ def lost_scale(read: Readings) -> Iterator[Sign]:
     if fallen:
         row = min(fallen)
         move = Move("loss_scale", "", row, row + 1, float(scale_m[row]), float(highest_m[row]), math.nan)
-        yield Sign("precision", row, moves=[move])
+        of_parts = bad.get(row, {})  # an overflow is of most, and something else may be of one
+        weights = [name for names in of_parts.values() for name in names] if len(of_parts) == 1 else []
+        yield Sign("precision", row, list(of_parts) if weights else (), [move], weights)
 
 
 def repeated_batches(read: Readings) -> Iterator[Sign]:
@@ -1185,7 +1196,7 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "finite numbers": (not_finite, "param_rms"),
     "loss scale": (lost_scale, "loss_scale"),
     "initial weights": (unlike_weights, "param_rms"),
-    "initial logits": (sure_untrained, "label_loss"),
+    "initial values": (unusual_initial_values, "label_loss"),
     "weights that others write": (written_weights, "lr"),
     "functions that are called": (other_functions, "block_rms"),
     "arguments of the model": (other_arguments, "in_evaluation"),
