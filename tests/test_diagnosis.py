@@ -380,6 +380,11 @@ FAULTS: dict[str, tuple[Callable[[Row, int], None], str, list[str]]] = {
         "precision",
         ["block2"],
     ),
+    "gradients of one part that overflow at a scale that grew": (
+        both(sets(2.0**10, "loss_scale", at=0), sets(2.0**20, "loss_scale"), sets(["w.1"], "gradient_not_finite/head")),
+        "precision",
+        [],
+    ),
     "loss scale": (both(sets(2.0**20, "loss_scale", at=0), sets(1.0, "loss_scale")), "precision", []),
 }
 
@@ -1129,6 +1134,11 @@ def test_a_measurement_that_may_be_negative_is_drawn_with_all_its_rows(tmp_path:
     assert (len(moved.lines[0].get_ydata()), moved.get_yscale()) == (STEPS // 5, "linear")
 
 
+def test_a_reward_that_falls_with_ratios_that_are_clipped_follows_from_them(tmp_path: Path) -> None:
+    fault = both(varies("reward", 0.8, 0.02), times(0.5, "reward"), holds(0.0, "clip_ratio"), sets(0.4, "clip_ratio"))
+    assert [found.kind for found in findings(planted(tmp_path / "probes.jsonl", fault))] == ["policy"]
+
+
 def test_samples_that_weigh_less_and_less_are_no_alarm(tmp_path: Path) -> None:
     """As more and more groups are solved; and those that are not differ from row to row."""
 
@@ -1287,6 +1297,18 @@ def test_what_moved_before_the_loss_and_lasted_up_to_it_was_first(until: int, tm
     assert (found.kind, found.parts, found.step) == ("optimizer", ["block1"], AT - 10)
     assert found.loss_step is not None
     assert f"{found.loss_step - found.step} steps later" in sentence(found)
+
+
+@pytest.mark.parametrize(("steps", "kind"), [(1, "data"), (20, "optimizer")])
+def test_what_moved_long_before_a_step_of_the_loss_is_no_cause_of_it(steps: int, kind: str, tmp_path: Path) -> None:
+    """But an instability may have built up since then."""
+
+    def rises(row: Row, step: int) -> None:
+        row["loss"] += 1.5 * min(1.0, max(0, step - AT - 1) / steps)
+
+    fault = both(times(2.5, "update_ratio/block1", at=AT - 40), rises)
+    (found,) = findings(planted(tmp_path / "probes.jsonl", fault))
+    assert found.kind == kind
 
 
 def test_what_was_usual_again_before_the_loss_was_not_first(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from lab.core import shipped
 from lab.core.windows import MERGE
 from labwatch.events.detectors import Event
-from labwatch.recordings.moves import Move
+from labwatch.recordings.moves import USUAL, Move
 from labwatch.recordings.recording import Recording
 from labwatch.recordings.signs import CHECKS, FEWEST_ROWS, MOST, OF_SAMPLES, Change, Readings, Sign, quantities
 
@@ -145,7 +145,7 @@ def _first(read: Readings, rows: range, signs: list[Sign]) -> Finding:
         for (name, place), moves in read.moves.items()
         for move in ([] if at_anchor else moves)
         if read.settled < move.row <= anchor <= move.end
-        and anchor - move.row < MERGE
+        and anchor - move.row < (USUAL if rise and rise.is_step else MERGE)
         and (read.step_m[move.row] < rise.first if rise else move.row < anchor)
         and (move.change < 0) == bool(quantities()[name].get("falls"))
     ]
@@ -174,6 +174,8 @@ def _finding(read: Readings, signs: Sequence[Sign], rows: range) -> Finding:
         signs = [sign for sign in signs if not any(move.quantity == "change_over_updates" for move in sign.moves)]
     if any(sign.functions and sign.kind != "gradients" for sign in signs):  # which may leave weights without a use
         signs = [sign for sign in signs if sign.kind != "frozen" or sign.changes]
+    if {sign.kind for sign in signs} == {"reward", "policy"}:  # with other ratios or samples rewards fall, too
+        signs = [sign for sign in signs if sign.kind == "policy"]
     kind = min((sign.kind for sign in signs), key=order.index)
     chosen = [sign for sign in signs if sign.kind == kind]
     if kind == "not_finite" and not _parts(read, chosen, kind):  # by now all is, so to which part was something done?

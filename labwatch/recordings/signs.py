@@ -54,7 +54,7 @@ COLLAPSED = 0.05
 SURE, LIKELIER, SURE_LOGITS, WIDE, NARROW = 3.0, 0.5, 8.0, 3.0, 0.02
 # Weights have moved by more than their updates can if it is so many times what these explain. The first are small. They
 # stay behind their updates if the logarithm of that is so far below the rows before, for some rows.
-BEYOND_UPDATES, OF_FIRST, BEHIND_UPDATES = 3.0, 2.0, 0.65
+BEYOND_UPDATES, OF_FIRST, BEHIND_UPDATES = 3.4, 2.0, 0.65
 # What a block makes of its input, or its attention logits, change apart from the others if their logarithm changes by
 # so much more, by so many times the median spread of the others, and by ``TIMES_LARGEST`` times as much as ever: blocks
 # drift apart while they learn, each at its own time. Logits smaller than the least are harmless.
@@ -1147,9 +1147,10 @@ def lost_scale(read: Readings) -> Iterator[Sign]:
     if fallen:
         row = min(fallen)
         move = Move("loss_scale", "", row, row + 1, float(scale_m[row]), float(highest_m[row]), math.nan)
-        of_parts = bad.get(row, {})  # an overflow is of most, and something else may be of one
-        weights = [name for names in of_parts.values() for name in names] if len(of_parts) == 1 else []
-        yield Sign("precision", row, list(of_parts) if weights else (), [move], weights)
+        of_parts = bad.get(row, {})  # what one part has at any scale is no overflow
+        is_of_one = len(of_parts) == 1 and scale_m[row] * SCALE_FALL <= highest_m[row]
+        weights = [name for names in of_parts.values() for name in names] if is_of_one else []
+        yield Sign("precision", row, list(of_parts) if is_of_one else (), [move], weights)
 
 
 def repeated_batches(read: Readings) -> Iterator[Sign]:
