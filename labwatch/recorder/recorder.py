@@ -251,7 +251,7 @@ class Recorder:
         return columns | {f"weight_moved/{place}": names for place, names in named.items() if names}
 
     def _of_matrices(self, known: Mapping[Key, Known]) -> dict[str, float]:
-        """Of each block, and of the head, by how much its widest matrix makes numbers without an order larger."""
+        """Of each block, and of the head, the largest gain of a matrix: its RMS times the root of its smaller side."""
         found, weights = defaultdict[str, float](float), dict(self.model.named_parameters())
         embeddings = {id(part.weight) for part in self.model.modules() if isinstance(part, nn.Embedding)}
         for key, number in known.items():

@@ -49,8 +49,8 @@ UNLIKE, SMALLER_LOGITS = 4.0, 30.0
 COLLAPSED = 0.05
 # A model is sure of what it predicts if its output logits have this standard deviation. It has learned nothing if those
 # of labels lie by less than so many deviations above the others. Attention and routers are sure if their largest logits
-# are so large. Initial values are wide if a matrix makes numbers without an order so many times as large, and narrow if
-# each makes them at most so large; one, or the root of two, keeps them as they are.
+# are so large. Initial matrices are wide if one makes random numbers so many times as large, and narrow if none makes
+# them more than so large; a gain of one keeps their size.
 SURE, LIKELIER, SURE_LOGITS, WIDE, NARROW = 3.0, 0.5, 8.0, 3.0, 0.02
 # Weights have moved by more than their updates can if it is so many times what these explain. The first are small. They
 # stay behind their updates if the logarithm of that is so far below the rows before, for some rows.
@@ -796,7 +796,7 @@ def weights_beyond_updates(read: Readings) -> Iterator[Sign]:
 
 
 def weights_behind_updates(read: Readings) -> Iterator[Sign]:
-    """Weights that in some rows in a row come less far with their updates than in the rows before."""
+    """Weights that, in some rows in a row, move less far with the same updates than in the rows before."""
     name = "change_over_updates"
     for place in read.recording.places(name):
         row_n = np.flatnonzero(read.column(name, place) > 0)
@@ -919,7 +919,7 @@ def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
 
 
 def other_token_weights(read: Readings) -> Iterator[Sign]:
-    """Tokens that weigh in the loss otherwise than others do, where all had the same spread of weights until then."""
+    """Weights of tokens in the loss that differ more, or less, from each other than they always did."""
     mean_m, rms_m = read.column("sample_weight"), read.column("sample_weight_rms")
     row_n = np.flatnonzero(np.isfinite(rms_m) & (mean_m != 0))
     spread_n = rms_m[row_n] / np.abs(mean_m[row_n])
