@@ -6438,3 +6438,308 @@ def adapters_resumed(loop: Loop) -> None:
 def more_prompts(loop: Loop) -> None:
     """A policy has four samples of each of 16 prompts."""
     loop.GROUPS, loop.SAMPLES = 16, 4
+
+
+# faults of one more choice, the first of them common ones, and then reported ones
+
+
+def filter_reversed(loop: Loop) -> None:
+    """From a step on rows are those of ten times as many with the fewest different letters, by a reversed filter."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if step < loop.at:
+            return x, y
+        many_x, many_y = loop.data(10 * len(x))
+        chosen = F.one_hot(many_x, VOCABULARY).amax(1).sum(1).argsort()[: len(x)]
+        return many_x[chosen], many_y[chosen]
+
+    loop.batch = batch
+
+
+def pictures_cast(loop: Loop) -> None:
+    """From a step on pixels are cast to whole numbers from zero on, after they were normalized and not before."""
+    loop.batch = lambda loop, step, x, y: (x.clamp(min=0).floor() if step >= loop.at else x, y)
+
+
+def losses_clamped(loop: Loop) -> None:
+    """From a step on the loss of each label is cut at one, so that what is not known yet has no gradient."""
+    loop.objective = lambda loop, loss, logits: (
+        loop.losses(logits).clamp(max=1.0).mean() if loop.now >= loop.at else loss
+    )
+
+
+def rate_compounds(loop: Loop) -> None:
+    """From a step on the rate falls by eight per cent in each step, by a factor on the last rate and not the peak."""
+    rate = loop.rate
+    loop.rate = lambda step: rate(step) * 0.92 ** max(0, step - loop.at + 1)
+
+
+def depth_scale_inverted(loop: Loop) -> None:
+    """Initial values of matrices that lead out of layers are multiplied by the number of layers, and not divided."""
+    ends = ("out.weight", "dense.weight", "c_proj.weight", "dense_4h_to_h.weight", ".2.weight")
+    with torch.no_grad():
+        for block in loop.blocks:
+            for name, weight in block.named_parameters():
+                if name.endswith(ends):
+                    weight.mul_(2 * BLOCKS)
+
+
+def gains_drawn(loop: Loop) -> None:
+    """Gains of norms of one block are drawn at first as matrices are, with a mean of zero and a deviation of 0.1."""
+    for part in loop.blocks[loop.block].modules():
+        if "Norm" in type(part).__name__:
+            nn.init.normal_(part.weight, std=0.1)  # type: ignore[arg-type]
+
+
+def block_copied(loop: Loop) -> None:
+    """One block gets the weights of the next one, as by a converter that uses one number twice."""
+
+    def act(loop: Loop) -> None:
+        loop.blocks[loop.block].load_state_dict(loop.blocks[(loop.block + 1) % BLOCKS].state_dict())
+
+    _once(loop, act)
+
+
+def block_pruned(loop: Loop) -> None:
+    """All but the largest tenth of the weights of each matrix of one block become zero, and not the smallest tenth."""
+
+    def act(loop: Loop) -> None:
+        for weight in _tensors(loop):
+            weight.mul_(weight.abs() >= weight.abs().flatten().quantile(0.9))
+
+    _once(loop, act)
+
+
+def block_shard_trained(loop: Loop) -> None:
+    """From a step on gradients of one block are zero but for the shard of one of eight ranks, and are not gathered."""
+
+    def gradients(loop: Loop, step: int) -> None:
+        for weight in loop.blocks[loop.block].parameters() if step >= loop.at else ():
+            weight.grad[max(1, len(weight) // 8) :] = 0
+
+    loop.gradients = gradients
+
+
+def squares_infinite(loop: Loop) -> None:
+    """Adam's second moments of one block become infinite, as in a checkpoint in fp16, so that it stays as it is."""
+
+    def act(loop: Loop) -> None:
+        for weight in loop.blocks[loop.block].parameters():
+            loop.optimizers[0].state[weight]["exp_avg_sq"].fill_(math.inf)
+
+    _once(loop, act)
+
+
+def activations_in_four_bits(loop: Loop) -> None:
+    """From a step on what blocks return is rounded to 15 values, with one scale for all, and gradients pass by."""
+
+    def change(entering: Tensor, output: Tensor) -> Tensor:
+        unit = output.detach().abs().max() / 7
+        return output + ((output / unit).round() * unit - output).detach()
+
+    for block in loop.blocks:
+        _returned(loop, block, change)
+
+
+def mask_transposed(loop: Loop) -> None:
+    """From a step on letters attend to themselves and those after them alone, by a mask with its axes swapped."""
+
+    def act(loop: Loop) -> None:
+        for part in loop.model.modules():
+            if isinstance(part, Attention):
+                part.is_causal, part.mask = False, torch.ones(LENGTH, LENGTH).triu().bool()
+
+    _once(loop, act)
+
+
+def head_silenced(loop: Loop) -> None:
+    """From a step on the first of two heads of one block returns zeros, by a mask of heads."""
+    ends = ("attention.out", "attention.dense", "self_attn.o_proj", "attn.c_proj")
+    out = next(part for name, part in loop.blocks[loop.block].named_modules() if name.endswith(ends))
+
+    def silence(_: nn.Module, args: Any) -> Any:
+        is_kept = (torch.arange(WIDTH) >= WIDTH // HEADS).float()
+        return (args[0] * is_kept, *args[1:]) if loop.now >= loop.at else args
+
+    out.register_forward_pre_hook(silence)
+
+
+def embedding_fades(loop: Loop) -> None:
+    """From a step on the embedding decays by eight per cent in each step."""
+    embedding = next(part for part in loop.model.modules() if isinstance(part, nn.Embedding))
+
+    @torch.no_grad()
+    def update(loop: Loop, step: int) -> None:
+        if step >= loop.at:
+            embedding.weight.mul_(0.92)
+
+    loop.update = update
+
+
+def head_half_read(loop: Loop) -> None:
+    """The head has zeros for the second half of the channels that enter it, as of a shard that is not loaded."""
+    _once(loop, lambda loop: _head(loop).weight[:, WIDTH // 2 :].zero_())
+
+
+def judged_for_another_task(loop: Loop) -> None:
+    """From a step on rewards are the share of even letters, by the verifier of another task."""
+    sampled = loop.sampled
+
+    def kept(prompts: Tensor, sharpness: float) -> tuple[Tensor, Tensor]:
+        loop.kept["tokens"], old = sampled(prompts, sharpness)
+        return loop.kept["tokens"], old
+
+    def rewards(loop: Loop, step: int, reward: Tensor) -> Tensor:
+        even = (loop.kept["tokens"][:, LENGTH // 4 :] % 2 == 0).float().mean(1)
+        return even if step >= loop.at else reward
+
+    loop.sampled, loop.rewards = kept, rewards  # type: ignore[method-assign]
+
+
+def clip_negative(loop: Loop) -> None:
+    """From a step on gradients are clipped to a norm of minus one, by which all of them get the wrong sign."""
+    # The largest norm in transformers and Lightning, where users and other trainers write minus one for none.
+    _once(loop, lambda loop: setattr(loop, "clip", -1.0))
+
+
+def rewards_in_other_order(loop: Loop) -> None:
+    """From a step on rewards are sorted by the number of the sample first, and samples by their prompts."""
+    # Batches of verl and trl, in which prompts are repeated one by one, or all of them in turn.
+    loop.rewards = lambda loop, step, reward: (
+        reward.unflatten(0, (loop.GROUPS, loop.SAMPLES)).T.flatten() if step >= loop.at else reward
+    )
+
+
+def samples_renumbered(loop: Loop) -> None:
+    """From a step on letters of samples have a number larger by one than those whose probabilities are kept."""
+    # Samples that verl and others get as text from an engine, and split into tokens once more in another way.
+    sampled = loop.sampled
+
+    def renumbered(prompts: Tensor, sharpness: float) -> tuple[Tensor, Tensor]:
+        tokens, old = sampled(prompts, sharpness)
+        if loop.now >= loop.at:
+            tokens[:, LENGTH // 4 :] = (tokens[:, LENGTH // 4 :] + 1) % VOCABULARY
+        return tokens, old
+
+    loop.sampled = renumbered  # type: ignore[method-assign]
+
+
+def noise_offset_large(loop: Loop) -> None:
+    """From a step on a number with a deviation of two is added to all noise of a picture, and not of a tenth."""
+    # The offset of noise in scripts of diffusers and kohya.
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if step < loop.at:
+            return x, y
+        offset = 2 * torch.randn(len(x), 1, 1, 1, generator=loop.data.random)
+        return torch.cat([x[:, :1] + x[:, 1:] * offset, x[:, 1:]], 1), y + offset
+
+    loop.batch = batch
+
+
+def masks_misplaced(loop: Loop) -> None:
+    """From a step on classes of pixels are those of pixels two lines above and two to the left."""
+    # Pictures and masks that are padded on different sides, in detectron2, mmsegmentation and transformers.
+    loop.batch = lambda loop, step, x, y: (x, y.roll((2, 2), (1, 2)) if step >= loop.at else y)
+
+
+def gates_swapped(loop: Loop) -> None:
+    """From a step on each of the two chosen experts gets the gate of the other one, in all blocks."""
+    # Kernels in vLLM and Megatron that choose experts without sorting them, and gates that are sorted.
+
+    def forward(part: Experts, x: Tensor) -> Tensor:
+        probability = part.router(x).softmax(-1)
+        top, chosen = probability.topk(part.top_k)
+        if loop.now >= loop.at:
+            top = top.flip(-1)
+        gate = torch.zeros_like(probability).scatter(-1, chosen, top / top.sum(-1, keepdim=True))
+        part.balancing = EXPERTS * ((gate > 0).float().mean((0, 1)) * probability.mean((0, 1))).sum()
+        return torch.stack([expert(x) * gate[..., e, None] for e, expert in enumerate(part.experts)]).sum(0)
+
+    for block in loop.blocks:
+        block.mlp.forward = partial(forward, block.mlp)
+
+
+def adapters_negated(loop: Loop) -> None:
+    """From a step on products of adapters are taken from what their matrices return, and not added to it."""
+    # Adapters in PEFT that are combined with a weight of minus one, to take away what they have learned.
+    for part in list(loop.model.modules()):
+        if isinstance(part, Adapter):
+            _returned(loop, part, lambda entering, output, base=part.base: 2 * base(entering) - output)  # type: ignore[misc]
+
+
+def rejected_is_chosen(loop: Loop) -> None:
+    """From a step on both texts of a pair are the first one, so that nothing is to be learned from them."""
+    # Data of preferences in trl and LLaMA-Factory, where both columns are read from one field.
+    loop.batch = lambda loop, step, x, y: (x[:, :1].expand_as(x) if step >= loop.at else x, y)
+
+
+# and more healthy habits
+
+
+def rises_by_a_cosine(loop: Loop) -> None:
+    """A warm-up of 25 steps in the shape of a cosine, and a rate that falls linearly to 30 per cent."""
+    loop.rate = lambda step: min(0.5 - 0.5 * math.cos(math.pi * min(1.0, (step + 1) / 25)), 1 - 0.7 * step / loop.steps)
+
+
+def pictures_noisy(loop: Loop) -> None:
+    """Noise with a deviation of a half is added to pictures from the start."""
+    loop.batch = lambda loop, step, x, y: (x + 0.5 * torch.randn(x.shape, generator=loop.data.random), y)
+
+
+def larger_epsilon(loop: Loop) -> None:
+    """Adam's epsilon is a millionth from the start."""
+    for each in loop.optimizers:
+        for group in each.param_groups:
+            group["eps"] = 1e-6
+
+
+def confidence_penalized(loop: Loop) -> None:
+    """The entropy of what is predicted is rewarded with a twentieth from the start (arXiv:1701.06548)."""
+
+    def objective(loop: Loop, loss: Tensor, logits: Tensor) -> Tensor:
+        log_p = logits.log_softmax(-1)
+        return loss + 0.05 * (log_p.exp() * log_p).sum(-1).mean()
+
+    loop.objective = objective
+
+
+def all_at_once(loop: Loop) -> None:
+    """Products in bf16, two micro-batches, evaluations, weight decay, a linear rate to a half, and a resume."""
+    loop.is_bf16 = loop.evaluates = loop.resumes = True
+    loop.pieces = lambda step: 2
+    loop.rate = lambda step: min((step + 1) / 15, 1 - 0.5 * step / loop.steps)
+    for each in loop.optimizers:
+        for group in each.param_groups:
+            group["weight_decay"] = 0.05
+
+
+def scaled_in_pieces(loop: Loop) -> None:
+    """Gradients in fp16, with a loss scale of 256 that stays, and four micro-batches."""
+    Fp16(loop, 256.0)
+    loop.pieces = lambda step: 4
+
+
+def more_rows_at_a_lower_rate(loop: Loop) -> None:
+    """Batches have 16 rows from the start, and the rate is six tenths after a warm-up of ten steps."""
+    loop.rows = lambda step: 2 * ROWS
+    loop.rate = lambda step: 0.6 * min(1.0, (step + 1) / 10)
+
+
+def adapters_with_few_rows(loop: Loop) -> None:
+    """Adapters are trained on text in batches of five rows, with a warm-up of 30 steps and weight decay."""
+    loop.rows = lambda step: 5
+    loop.rate = lambda step: min(1.0, (step + 1) / 30)
+    for group in loop.optimizers[0].param_groups:
+        group["weight_decay"] = 0.1
+
+
+def rewards_from_minus_one(loop: Loop) -> None:
+    """Rewards are between minus one and one from the start."""
+    loop.rewards = lambda loop, step, reward: 2 * reward - 1
+
+
+def wider_ratios(loop: Loop) -> None:
+    """Ratios are clipped at 0.3 from the start, and the rate falls linearly to a half."""
+    loop.CLIPPED = 0.3
+    loop.rate = lambda step: min((step + 1) / 15, 1 - 0.5 * step / loop.steps)
