@@ -839,9 +839,15 @@ def test_updates_that_are_zero_now_and_then_or_where_the_rate_is_low_are_no_alar
         assert "frozen" not in [found.kind for found in findings(planted(tmp_path / "probes.jsonl", fault))]
 
 
-def test_gradients_that_are_zero_in_the_last_row_alone_are_said(tmp_path: Path) -> None:
-    """Of three rows, in which they never were before."""
-    (found,) = findings(planted(tmp_path / "probes.jsonl", sets(["w.1"], "gradient_zero/block1"), every=100))
+@pytest.mark.parametrize("zero_at_first", [[], ["block0", "block2"]])
+def test_gradients_that_are_zero_in_the_last_row_alone_are_said(zero_at_first: list[str], tmp_path: Path) -> None:
+    """Of three rows, in which they never were before, though others may be, as behind adapters that begin at zero."""
+
+    def at_first(row: Row, step: int) -> None:
+        row |= {f"gradient_zero/{block}": ["w.0"] for block in (zero_at_first if step == 0 else ())}
+
+    fault = both(at_first, sets(["w.1"], "gradient_zero/block1"))
+    (found,) = findings(planted(tmp_path / "probes.jsonl", fault, every=100))
     assert (found.kind, found.parts, found.since, found.step) == ("dead", ["block1"], AT - 100, AT)
 
 
@@ -1170,6 +1176,14 @@ def test_a_policy_that_is_the_one_that_samples_in_some_rows_is_judged_by_the_oth
 
     (found,) = findings(planted(tmp_path / "probes.jsonl", clipped))
     assert (found.kind, found.since, found.step) == ("policy", AT - 5, AT)
+
+
+@pytest.mark.parametrize(("reward", "kinds"), [(0.9, []), (0.5, ["gradients"])])
+def test_gradients_vanish_without_harm_where_all_tasks_are_solved(
+    reward: float, kinds: list[str], tmp_path: Path
+) -> None:
+    fault = both(holds(0.5, "reward"), sets(reward, "reward", at=100), times(1e-3, *of_all("grad_rms")))
+    assert [found.kind for found in findings(planted(tmp_path / "probes.jsonl", fault))] == kinds
 
 
 @pytest.mark.parametrize(("reward", "share", "kinds"), [(0.95, 1.0, []), (0.95, 0.8, []), (0.0, 1.0, ["groups"])])
