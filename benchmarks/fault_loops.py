@@ -1783,6 +1783,14 @@ def _head(loop: Loop) -> nn.Module:
     return next(part for name, part in loop.model.named_children() if name in ("head", "embed_out", "lm_head"))
 
 
+def _embedding(loop: Loop) -> nn.Embedding:
+    return next(part for part in loop.model.modules() if isinstance(part, nn.Embedding))
+
+
+def _adapters(module: nn.Module) -> list[Adapter]:
+    return [part for part in module.modules() if isinstance(part, Adapter)]
+
+
 def embedding_summed(loop: Loop) -> None:
     """From a step on gradients of the embedding are summed over eight ranks, and not averaged."""
     embedding = next(weight for weight in loop.model.parameters() if weight.ndim == 2)
@@ -2119,7 +2127,7 @@ def encoder_causal(loop: Loop) -> None:
 def embedding_scaled(loop: Loop) -> None:
     """From a step on embeddings are multiplied by the root of the width, which they contain already."""
     # https://github.com/RLinf/RLinf/pull/1098
-    embedding = next(part for part in loop.model.modules() if isinstance(part, nn.Embedding))
+    embedding = _embedding(loop)
     _returned(loop, embedding, lambda entering, output: output * WIDTH**0.5)
 
 
@@ -2159,9 +2167,8 @@ def adapters_merged(loop: Loop) -> None:
     # https://github.com/huggingface/trl/pull/2818 merges them for this purpose.
 
     def act(loop: Loop) -> None:
-        for part in loop.model.modules():
-            if isinstance(part, Adapter):
-                part.base.weight.add_(2 * part.up.weight @ part.down.weight)
+        for part in _adapters(loop.model):
+            part.base.weight.add_(2 * part.up.weight @ part.down.weight)
 
     _once(loop, act)
 
@@ -2390,9 +2397,8 @@ def weights_reverted(loop: Loop) -> None:
 def adapters_zero(loop: Loop) -> None:
     """Both matrices of all adapters are zero at first, so that neither has a gradient."""
     # https://github.com/nvidia-cosmos/cosmos-predict2.5/pull/15
-    for part in loop.model.modules():
-        if isinstance(part, Adapter):
-            nn.init.zeros_(part.down.weight)
+    for part in _adapters(loop.model):
+        nn.init.zeros_(part.down.weight)
 
 
 def adapters_lost(loop: Loop) -> None:
@@ -2400,10 +2406,9 @@ def adapters_lost(loop: Loop) -> None:
     # https://github.com/huggingface/lerobot/issues/3459
 
     def act(loop: Loop) -> None:
-        for part in loop.model.modules():
-            if isinstance(part, Adapter):
-                part.down.reset_parameters()
-                part.up.weight.zero_()
+        for part in _adapters(loop.model):
+            part.down.reset_parameters()
+            part.up.weight.zero_()
 
     _once(loop, act)
 
@@ -2620,7 +2625,7 @@ def stale_output(loop: Loop) -> None:
 def shard_not_added(loop: Loop) -> None:
     """From a step on the second half of the letters has zeros as embeddings, as those of a rank that is not added."""
     # Embeddings that are split over ranks by the vocabulary, as Megatron-LM's, without their all-reduce.
-    embedding = next(part for part in loop.model.modules() if isinstance(part, nn.Embedding))
+    embedding = _embedding(loop)
     _returned(
         loop, embedding, lambda entering, output: torch.where((entering < VOCABULARY // 2)[..., None], output, 0.0)
     )
@@ -2629,7 +2634,7 @@ def shard_not_added(loop: Loop) -> None:
 def head_tied(loop: Loop) -> None:
     """The head gets the weights of the embedding on loading, though they were not tied."""
     # https://github.com/NVIDIA-NeMo/Automodel/pull/2942
-    embedding = next(part for part in loop.model.modules() if isinstance(part, nn.Embedding))
+    embedding = _embedding(loop)
     _once(loop, lambda loop: _head(loop).weight.copy_(embedding.weight))
 
 
@@ -2760,9 +2765,8 @@ def other_base(loop: Loop) -> None:
     # https://github.com/huggingface/peft/issues/1567
 
     def act(loop: Loop) -> None:
-        for part in loop.model.modules():
-            if isinstance(part, Adapter):
-                part.base.weight.normal_(std=part.base.weight.std().item())
+        for part in _adapters(loop.model):
+            part.base.weight.normal_(std=part.base.weight.std().item())
 
     _once(loop, act)
 
@@ -2770,9 +2774,8 @@ def other_base(loop: Loop) -> None:
 def adapters_disabled(loop: Loop) -> None:
     """From a step on adapters are out of use, since they were not enabled again after the base model was asked."""
     # https://github.com/huggingface/diffusers/pull/5778
-    for part in loop.model.modules():
-        if isinstance(part, Adapter):
-            _returned(loop, part.up, lambda entering, output: 0 * output)
+    for part in _adapters(loop.model):
+        _returned(loop, part.up, lambda entering, output: 0 * output)
 
 
 def log_p_misaligned(loop: Loop) -> None:
@@ -2939,7 +2942,7 @@ def sigmoid_alone(loop: Loop) -> None:
 def embedding_renormalized(loop: Loop) -> None:
     """From a step on embeddings that are read are brought to a norm of a tenth in place."""
     # https://github.com/pytorch/pytorch/issues/26596
-    embedding = next(part for part in loop.model.modules() if isinstance(part, nn.Embedding))
+    embedding = _embedding(loop)
     _once(loop, lambda loop: setattr(embedding, "max_norm", 0.1))
 
 
@@ -3050,9 +3053,8 @@ def tokens_misplaced(loop: Loop) -> None:
 def rank_ignored(loop: Loop) -> None:
     """From a step on products of adapters are eight times as large, since their scale is not divided by the rank."""
     # https://github.com/Blaizzy/mlx-vlm/issues/845
-    for part in loop.model.modules():
-        if isinstance(part, Adapter):
-            _returned(loop, part.up, lambda entering, output: 8 * output)
+    for part in _adapters(loop.model):
+        _returned(loop, part.up, lambda entering, output: 8 * output)
 
 
 def adapters_not_trainable(loop: Loop) -> None:
@@ -3061,7 +3063,7 @@ def adapters_not_trainable(loop: Loop) -> None:
 
     def act(loop: Loop) -> None:
         loop.model.requires_grad_(False)
-        embedding = next(part for part in loop.model.modules() if isinstance(part, nn.Embedding))
+        embedding = _embedding(loop)
         embedding.register_forward_hook(lambda _, args, output: output.requires_grad_())
 
     _once(loop, act)
@@ -3284,7 +3286,7 @@ def difference_twice(loop: Loop) -> None:
 def embedding_rows_shifted(loop: Loop) -> None:
     """Each row of the embedding becomes that of the letter before, as where a special one is added in front."""
     # Vocabularies that grow at the front, and embeddings that are resized at the end.
-    embedding = next(part for part in loop.model.modules() if isinstance(part, nn.Embedding))
+    embedding = _embedding(loop)
     _once(loop, lambda loop: embedding.weight.copy_(embedding.weight.roll(1, 0)))
 
 
@@ -3362,9 +3364,8 @@ def magnitude_lost(loop: Loop) -> None:
         bias = 0.0 if part.base.bias is None else part.base.bias
         return (output - bias) / norm + bias
 
-    for part in loop.model.modules():
-        if isinstance(part, Adapter):
-            _returned(loop, part, partial(change, part))
+    for part in _adapters(loop.model):
+        _returned(loop, part, partial(change, part))
 
 
 def one_adapter_for_all(loop: Loop) -> None:
@@ -3372,7 +3373,7 @@ def one_adapter_for_all(loop: Loop) -> None:
     # Names of weights that differ between the formats of adapters, in all of their converters.
 
     def act(loop: Loop) -> None:
-        of_blocks = [[part for part in block.modules() if isinstance(part, Adapter)] for block in loop.blocks]
+        of_blocks = [_adapters(block) for block in loop.blocks]
         for parts in of_blocks:
             for part, last in zip(parts, of_blocks[-1], strict=True):
                 part.down.weight.copy_(last.down.weight)
@@ -3507,7 +3508,7 @@ def wide_head(loop: Loop) -> None:
 
 def embedding_detached(loop: Loop) -> None:
     """From a step on no gradient reaches the embedding."""
-    embedding = next(part for part in loop.model.modules() if isinstance(part, nn.Embedding))
+    embedding = _embedding(loop)
     _returned(loop, embedding, lambda entering, output: output.detach())
 
 
@@ -3608,9 +3609,8 @@ def block_adapters_cleared(loop: Loop) -> None:
     """The second matrices of the adapters of one block become zero, as in a checkpoint that lacks them."""
 
     def act(loop: Loop) -> None:
-        for part in loop.blocks[loop.block].modules():
-            if isinstance(part, Adapter):
-                part.up.weight.zero_()
+        for part in _adapters(loop.blocks[loop.block]):
+            part.up.weight.zero_()
 
     _once(loop, act)
 
@@ -3671,10 +3671,9 @@ def principal_part_twice(loop: Loop) -> None:
     # Adapters of peft that begin with such directions, on matrices from which these are not taken out again.
 
     def act(loop: Loop) -> None:
-        for part in loop.model.modules():
-            if isinstance(part, Adapter):
-                left, size, right = torch.linalg.svd(part.base.weight, full_matrices=False)
-                part.base.weight.add_(left[:, :4] * size[:4] @ right[:4])
+        for part in _adapters(loop.model):
+            left, size, right = torch.linalg.svd(part.base.weight, full_matrices=False)
+            part.base.weight.add_(left[:, :4] * size[:4] @ right[:4])
 
     _once(loop, act)
 
@@ -3927,9 +3926,8 @@ def block_adapters_drawn(loop: Loop) -> None:
     """The second matrices of the adapters of one block are drawn anew with a deviation of 0.3, and not zero."""
 
     def act(loop: Loop) -> None:
-        for part in loop.blocks[loop.block].modules():
-            if isinstance(part, Adapter):
-                part.up.weight.normal_(std=0.3)
+        for part in _adapters(loop.blocks[loop.block]):
+            part.up.weight.normal_(std=0.3)
 
     _once(loop, act)
 
@@ -4564,7 +4562,7 @@ def zero_initialized(loop: Loop) -> None:
 
 def noisy_embeddings(loop: Loop) -> None:
     """Noise is added to embeddings (NEFTune, arXiv:2310.05914)."""
-    embedding = next(part for part in loop.model.modules() if isinstance(part, nn.Embedding))
+    embedding = _embedding(loop)
     largest = 5 / (LENGTH * WIDTH) ** 0.5
     _returned(loop, embedding, lambda entering, output: output + largest * (2 * torch.rand_like(output) - 1))
 
@@ -4703,7 +4701,7 @@ def router_jitter(loop: Loop) -> None:
 
 def faster_up(loop: Loop) -> None:
     """The second matrices of adapters learn eight times as fast as the first ones (LoRA+, arXiv:2402.12354)."""
-    own = _own_groups(loop, [part.up.weight for part in loop.model.modules() if isinstance(part, Adapter)])
+    own = _own_groups(loop, [part.up.weight for part in _adapters(loop.model)])
 
     def update(loop: Loop, step: int) -> None:
         for group in own:
@@ -5350,7 +5348,7 @@ def narrow_initial(loop: Loop) -> None:
 
 def wide_embedding(loop: Loop) -> None:
     """The embedding has initial values ten times as large as other matrices have, with a deviation of one."""
-    nn.init.normal_(next(part for part in loop.model.modules() if isinstance(part, nn.Embedding)).weight)
+    nn.init.normal_(_embedding(loop).weight)
 
 
 def block_divided_again(loop: Loop) -> None:
@@ -5442,9 +5440,8 @@ def base_rounded(loop: Loop) -> None:
     """All matrices with adapters are rounded to seven values each, as of a base that is loaded in few bits."""
 
     def act(loop: Loop) -> None:
-        for part in loop.model.modules():
-            if isinstance(part, Adapter):
-                _round(part.base.weight)
+        for part in _adapters(loop.model):
+            _round(part.base.weight)
 
     _once(loop, act)
 
@@ -5509,7 +5506,7 @@ def masks_replaced(loop: Loop) -> None:
 def embedding_noise_large(loop: Loop) -> None:
     """From a step on noise is added to embeddings (NEFTune), five times as large as it is usually."""
     # The factor of noise in trl, axolotl and LLaMA-Factory, which is not divided by the root of the size everywhere.
-    embedding = next(part for part in loop.model.modules() if isinstance(part, nn.Embedding))
+    embedding = _embedding(loop)
     largest = 25 / (LENGTH * WIDTH) ** 0.5
     _returned(loop, embedding, lambda entering, output: output + largest * (2 * torch.rand_like(output) - 1))
 
@@ -5554,9 +5551,8 @@ def merged_twice_in_sampler(loop: Loop) -> None:
     @torch.no_grad()
     def sharpness(loop: Loop, step: int) -> float:
         if step == loop.at or (step > loop.at and step % loop.RENEWED == 0):
-            for part in loop.kept["sampler"].modules():
-                if isinstance(part, Adapter):
-                    part.base.weight.add_(2 * part.up.weight @ part.down.weight)
+            for part in _adapters(loop.kept["sampler"]):
+                part.base.weight.add_(2 * part.up.weight @ part.down.weight)
         return 1.0
 
     loop.sharpness = sharpness
@@ -5654,9 +5650,8 @@ def router_z_loss(loop: Loop) -> None:
 
 def adapters_with_dropout(loop: Loop) -> None:
     """Adapters are trained on text, and a tenth of what enters them is dropped (arXiv:2305.14314)."""
-    for part in loop.model.modules():
-        if isinstance(part, Adapter):
-            part.down.register_forward_pre_hook(lambda _, args: (F.dropout(args[0], 0.1),))
+    for part in _adapters(loop.model):
+        part.down.register_forward_pre_hook(lambda _, args: (F.dropout(args[0], 0.1),))
 
 
 def fewer_prompts(loop: Loop) -> None:
@@ -5702,7 +5697,7 @@ def warm_up_to_another_peak(loop: Loop) -> None:
 
 def embedding_rate(loop: Loop) -> None:
     """From a step on the group of the embedding has a learning rate 20 times as large."""
-    own = _own_groups(loop, [next(part for part in loop.model.modules() if isinstance(part, nn.Embedding)).weight])
+    own = _own_groups(loop, [_embedding(loop).weight])
 
     def update(loop: Loop, step: int) -> None:
         for group in own if step >= loop.at else []:
@@ -5924,9 +5919,8 @@ def adapters_unmerged(loop: Loop) -> None:
     # PEFT after an evaluation or a synchronization that fails halfway, and trainers that call it.
 
     def act(loop: Loop) -> None:
-        for part in loop.model.modules():
-            if isinstance(part, Adapter):
-                part.base.weight.sub_(2 * part.up.weight @ part.down.weight)
+        for part in _adapters(loop.model):
+            part.base.weight.sub_(2 * part.up.weight @ part.down.weight)
 
     _once(loop, act)
 
@@ -5981,7 +5975,7 @@ def slower_memory(loop: Loop) -> None:
 
 def embeddings_dropped(loop: Loop) -> None:
     """A tenth of the numbers of embeddings is dropped from the start."""
-    embedding = next(part for part in loop.model.modules() if isinstance(part, nn.Embedding))
+    embedding = _embedding(loop)
     embedding.register_forward_hook(lambda part, args, output: F.dropout(output, 0.1, part.training))
 
 
@@ -6020,7 +6014,7 @@ def fixed_mixture(loop: Loop) -> None:
 
 def slower_embedding(loop: Loop) -> None:
     """The embedding has a third of the learning rate from the start, in a group of its own."""
-    embedding = next(part for part in loop.model.modules() if isinstance(part, nn.Embedding)).weight
+    embedding = _embedding(loop).weight
     for group in _own_groups(loop, [embedding]):
         group["lr"] /= 3
     loop.peaks = [[group["lr"] for group in each.param_groups] for each in loop.optimizers]
@@ -6108,7 +6102,7 @@ def uniform_initial(loop: Loop) -> None:
 
 def embedding_drawn(loop: Loop) -> None:
     """The embedding is drawn anew, as after a change of its size that does not copy the rows."""
-    embedding = next(part for part in loop.model.modules() if isinstance(part, nn.Embedding))
+    embedding = _embedding(loop)
     _once(loop, lambda loop: embedding.weight.normal_(std=0.1))
 
 
@@ -6274,9 +6268,8 @@ def first_matrices_drawn(loop: Loop) -> None:
     # Projections of VeRA in PEFT, which are drawn from a seed where they are not saved.
 
     def act(loop: Loop) -> None:
-        for part in loop.model.modules():
-            if isinstance(part, Adapter):
-                part.down.reset_parameters()
+        for part in _adapters(loop.model):
+            part.down.reset_parameters()
 
     _once(loop, act)
 
@@ -6566,7 +6559,7 @@ def head_silenced(loop: Loop) -> None:
 
 def embedding_fades(loop: Loop) -> None:
     """From a step on the embedding decays by eight per cent in each step."""
-    embedding = next(part for part in loop.model.modules() if isinstance(part, nn.Embedding))
+    embedding = _embedding(loop)
 
     @torch.no_grad()
     def update(loop: Loop, step: int) -> None:
@@ -6663,9 +6656,8 @@ def gates_swapped(loop: Loop) -> None:
 def adapters_negated(loop: Loop) -> None:
     """From a step on products of adapters are taken from what their matrices return, and not added to it."""
     # Adapters in PEFT that are combined with a weight of minus one, to take away what they have learned.
-    for part in list(loop.model.modules()):
-        if isinstance(part, Adapter):
-            _returned(loop, part, lambda entering, output, base=part.base: 2 * base(entering) - output)  # type: ignore[misc]
+    for part in _adapters(loop.model):
+        _returned(loop, part, lambda entering, output, base=part.base: 2 * base(entering) - output)  # type: ignore[misc]
 
 
 def rejected_is_chosen(loop: Loop) -> None:
@@ -6730,8 +6722,7 @@ def adapters_with_few_rows(loop: Loop) -> None:
     """Adapters are trained on text in batches of five rows, with a warm-up of 30 steps and weight decay."""
     loop.rows = lambda step: 5
     loop.rate = lambda step: min(1.0, (step + 1) / 30)
-    for group in loop.optimizers[0].param_groups:
-        group["weight_decay"] = 0.1
+    weight_decay(loop)
 
 
 def rewards_from_minus_one(loop: Loop) -> None:

@@ -195,12 +195,11 @@ class Recorder:
         rows[-1] |= self._of_changes(known, measurement)
         rows[-1] |= _columns(known, self.sizes, measurement.lr, self.parts.expert)
         rows[-1] |= self._of_code(measurement.called)
-        if not self.is_told:
-            rows[-1] |= self._of_matrices(known)
         self.losses.clear()
         if distributed.is_joined() and torch.distributed.get_rank():
             return
         if not self.is_told:
+            rows[-1] |= self._of_matrices(known)
             rows.insert(0, self._header(known, measurement))
             self.is_told = True
         _write(rows, self.out)

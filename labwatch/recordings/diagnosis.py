@@ -206,8 +206,8 @@ def _finding(read: Readings, signs: Sequence[Sign], rows: range) -> Finding:
     loss_step = next((rise.first for rise in read.rises if (-1 if since is None else since) < rise.first <= last), None)
     if kind == "gradients" and len(parts) != 1 and loss_step is not None and loss_step > step:
         kind = "instability"
-    elif kind == "gradients" and not parts and not chosen[0].is_exact and not read.is_of_rewards:
-        kind = "data" if deciding[0].change > 0 else kind
+    elif kind == "gradients" and not (parts or chosen[0].is_exact or read.is_of_rewards) and deciding[0].change > 0:
+        kind = "data"
     moved = {move.quantity for move in [*deciding, *rest] if move.row == row}
     as_before = [
         what for name, what in causes()[kind].get("as_before", {}).items() if read.has(name) and name not in moved

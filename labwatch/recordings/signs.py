@@ -7,7 +7,7 @@ import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from itertools import accumulate, chain, pairwise, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -204,6 +204,17 @@ class Readings:
         # so that gradients are zero, or small
         self.teach_nothing_m = (self.column("zero_variance_groups") == 1) | self.solved_m
         self.rises = [] if self.is_of_rewards else rises_of_loss(recording.loss_step_n, recording.loss_n)
+
+    @cached_property
+    def takes_turns(self) -> bool:
+        """Whether parts that had no gradients get some, as in a loop that freezes and unfreezes parts by plan."""
+        has_pm = np.isfinite([self.column("grad_rms", place) for place in self.recording.places("grad_rms")])
+        return bool((np.diff(has_pm[:, has_pm.any(0)].astype(int), axis=1) > 0).any()) if len(has_pm) else False
+
+    def means_nothing(self, known: Mapping[str, Any]) -> NDArray[np.bool_]:
+        """``[m]`` where a quantity, of which this is known, says nothing."""
+        nothing_m = np.zeros(len(self.step_m), dtype=bool)
+        return getattr(self, f"{known['unless']}_m") if "unless" in known else nothing_m
 
     def column(self, name: str, place: str = "") -> Numbers:
         """A measurement ``[m]``; gradients of a part are those before they were clipped by the norm of all."""
@@ -490,8 +501,8 @@ def silent(read: Readings) -> Iterator[Sign]:
 
 def frozen(read: Readings) -> Iterator[Sign]:
     """Parts that lose their gradients, or whose updates become zero, while others are trained."""
-    places = [] if _takes_turns(read) else read.recording.places("grad_rms")
-    for place in places:
+    places = read.recording.places("grad_rms")
+    for place in () if read.takes_turns else places:
         is_trained_m = np.isfinite(read.column("grad_rms", place)) & ~(read.column("update_ratio", place) == 0)
         others_m = np.zeros(len(is_trained_m), dtype=bool)
         for other in places:
@@ -499,12 +510,6 @@ def frozen(read: Readings) -> Iterator[Sign]:
         lost = np.flatnonzero(~is_trained_m & others_m & (read.column("lr") != 0))
         if len(lost) and not is_trained_m[lost[0] :].any() and is_trained_m[: lost[0]].any():
             yield Sign("frozen", int(lost[0]), [place])
-
-
-def _takes_turns(read: Readings) -> bool:
-    """Whether parts that had no gradients get some, as in a loop that freezes and unfreezes parts by plan."""
-    has_pm = np.isfinite([read.column("grad_rms", place) for place in read.recording.places("grad_rms")])
-    return bool((np.diff(has_pm[:, has_pm.any(0)].astype(int), axis=1) > 0).any()) if len(has_pm) else False
 
 
 def lost_gradients(read: Readings) -> Iterator[Sign]:
@@ -539,7 +544,7 @@ def _never_again(read: Readings, lacking: Mapping[int, Mapping[str, list[str]]])
     for key, rows in missing.items():
         if rows == [row for row in measured if row >= rows[0]]:
             found[rows[0]].append(key)
-    for row, lost in () if _takes_turns(read) else found.items():
+    for row, lost in () if read.takes_turns else found.items():
         weights = [name for _, name in lost]
         yield Sign("frozen", row, sorted({place for place, _ in lost}), weights=weights, is_exact=True)
 
@@ -547,12 +552,9 @@ def _never_again(read: Readings, lacking: Mapping[int, Mapping[str, list[str]]])
 def written_weights(read: Readings) -> Iterator[Sign]:
     """Weights that something else than the optimizer writes, unless it always did or does so again and again."""
     start = int(read.recording.loss_step_n[0]) if len(read.recording.loss_step_n) else 0
+    early = start + CALM_STEPS
     of_habit = {
-        name
-        for step, parts in read.recording.written.items()
-        if step < start + CALM_STEPS
-        for of in parts.values()
-        for name in of
+        name for step, parts in read.recording.written.items() if step < early for of in parts.values() for name in of
     }  # as an average of the weights that is a part of the model
     written = [
         (step, {place: rest for place, names in parts.items() if (rest := [x for x in names if x not in of_habit])})
@@ -561,7 +563,8 @@ def written_weights(read: Readings) -> Iterator[Sign]:
     begun = [(step, parts) for (_, before), (step, parts) in pairwise([(0, {}), *written]) if parts and not before]
     if len(begun) > HABIT:
         (first, _), (second, _), *_ = begun
-        begun = begun[: first - start > LATE_HABIT * (second - first)]
+        is_late = first - start > LATE_HABIT * (second - first)
+        begun = begun[:1] if is_late else []
     for step, parts in begun:
         names = [name for of in parts.values() for name in of]
         yield Sign("weights", read.row_of(step), sorted(parts), weights=names, is_exact=True, at=step)
@@ -944,17 +947,18 @@ def _counts_all(read: Readings, row: int) -> bool:
 def moved(read: Readings, name: str) -> Iterator[Sign]:
     """Moves of a quantity that are larger than those of healthy loops, or beyond its level."""
     known = quantities()[name]
+    nothing_m = read.means_nothing(known)
     for place in read.recording.places(name):
         parts = [place] if place else []
         for move in read.moves.get((name, place), []) if "alarm" in known else ():
+            if nothing_m[move.row]:
+                continue
             rise = read.rise_before(move.row)
             is_learned = rise is not None and rise.first < read.step_m[move.row] - LEARNED_STEPS
             least = known.get("lasting", known["alarm"]) if move.end - move.row >= LASTS else known["alarm"]
             if (move.change < 0) != bool(known.get("falls")):  # the other direction
                 least = known.get("otherwise", math.inf)
             away = abs(move.change) if max(move.value, move.usual) >= known.get("above", -math.inf) else 0.0
-            if "unless" in known and read.teach_nothing_m[move.row]:
-                continue
             if "of_batch" in known:  # which changes at once
                 away = min(away, abs(move._replace(value=float(read.column(name, place)[move.row])).change))
             if "of_batch" in known and away > math.log(least):
@@ -969,7 +973,7 @@ def moved(read: Readings, name: str) -> Iterator[Sign]:
 
 def _stays_away(read: Readings, name: str, known: Mapping[str, Any]) -> Iterator[Sign]:
     """The first of some rows that all lie by so much above, or below, all before; or of fewer, at the end, by more."""
-    value_m = np.where(read.solved_m, math.nan, read.column(name)) if "unless" in known else read.column(name)
+    value_m = np.where(read.means_nothing(known), math.nan, read.column(name))
     sign, least = (1, known["stays_above"]) if "stays_above" in known else (-1, known["stays_below"])
     row_n = np.flatnonzero(np.isfinite(value_m))
     if len(row_n) < FEWEST_ROWS:
@@ -1106,9 +1110,7 @@ def _beyond_level(read: Readings, name: str, known: Mapping[str, Any]) -> Iterat
     if not places:
         return
     value_pm = np.array([read.column(name, place) for place in places])
-    known_pm = np.where(np.isfinite(value_pm), value_pm, 0)
-    if "unless" in known:
-        known_pm[:, getattr(read, f"{known['unless']}_m")] = 0
+    known_pm = np.where(np.isfinite(value_pm) & ~read.means_nothing(known), value_pm, 0)
     limit_pm = np.full(known_pm.shape, known["level"], dtype=float)
     if "leap" in known:
         highest_pm = np.maximum.accumulate(known_pm, axis=1)[:, 1:-1]
@@ -1147,10 +1149,9 @@ def lost_scale(read: Readings) -> Iterator[Sign]:
     if fallen:
         row = min(fallen)
         move = Move("loss_scale", "", row, row + 1, float(scale_m[row]), float(highest_m[row]), math.nan)
-        of_parts = bad.get(row, {})  # what one part has at any scale is no overflow
-        is_of_one = len(of_parts) == 1 and scale_m[row] * SCALE_FALL <= highest_m[row]
-        weights = [name for names in of_parts.values() for name in names] if is_of_one else []
-        yield Sign("precision", row, list(of_parts) if is_of_one else (), [move], weights)
+        of_parts = bad.get(row, {}) if scale_m[row] * SCALE_FALL <= highest_m[row] else {}
+        parts = [*of_parts] if len(of_parts) == 1 else []  # what one part has at any scale is no overflow
+        yield Sign("precision", row, parts, [move], weights=[name for part in parts for name in of_parts[part]])
 
 
 def repeated_batches(read: Readings) -> Iterator[Sign]:
@@ -1185,7 +1186,7 @@ def falls_at_once(read: Readings) -> Iterator[Sign]:
     for n in np.flatnonzero(fell_n).tolist():
         step = int(step_n[n + STEP_LASTS])
         if step > read.step_m[read.settled]:
-            row, before, after = read.row_of(step), *(float(np.exp(np.median(of[n]))) for of in (before_nk, after_nk))
+            row, before, after = read.row_of(step), math.exp(usual_n[n]), math.exp(usual_n[n + STEP_LASTS])
             yield Sign("data", row, moves=[Move("loss", "", row, row + 1, after, before, math.inf)], at=step)
             return
 
