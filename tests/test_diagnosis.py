@@ -892,6 +892,29 @@ def test_a_reward_that_falls_by_less_than_half_and_stays_there_is_said(
     assert said == [("reward", AT)] * is_said
 
 
+def test_a_reward_that_falls_in_a_row_and_is_learned_anew_is_said(tmp_path: Path) -> None:
+    def tell(row: Row, step: int) -> None:
+        if "lr" in row:
+            fall = 0.3 * 0.6 ** ((step - AT) // 5) if step >= AT else 0
+            row["reward"] = 0.5 + 0.4 * min(1.0, step / 100) - fall + np.random.default_rng(step).uniform(-0.02, 0.02)
+
+    (found,) = findings(planted(tmp_path / "probes.jsonl", tell))
+    assert (found.kind, found.step) == ("reward", AT)
+
+
+@pytest.mark.parametrize(
+    ("factor", "until", "is_said"),
+    [(0.8, STEPS, True), (1.25, STEPS, True), (0.8, AT + 20, False), (0.97, STEPS, False)],
+)
+def test_tokens_that_differ_a_little_less_for_good_are_said(
+    factor: float, until: int, is_said: bool, tmp_path: Path
+) -> None:
+    """But not if they do so in four rows, or by as little as noise does."""
+    shifts = times(factor, "token_perplexity", until=until)
+    said = findings(planted(tmp_path / "probes.jsonl", both(varies("token_perplexity", 24.0, noise=0.06), shifts)))
+    assert [(found.kind, found.step) for found in said] == [("data", AT)] * is_said
+
+
 @pytest.mark.parametrize("usual", [0.7, -0.7])
 def test_a_reward_that_turns_negative_or_falls_further_is_said(usual: float, tmp_path: Path) -> None:
     def rewards(fall: float) -> Callable[[Row, int], None]:

@@ -112,6 +112,9 @@ OF_SAMPLES = {"excess_surprisal": 0.2, "sample_weight": 0.3, "sample_weight_rms"
 REWARD_FALL = 0.15
 # The optimizer is another one if in three rows the signs of updates agree by so much more or less with gradients.
 OTHER_SIGNS = 0.3
+# What is stationary has shifted if, after so many rows, some lie apart from all before, in their mean by so many standard
+# errors, and its logarithm by so much.
+SHIFT_ROWS, SHIFT_ERRORS, SHIFT = 8, 7.0, 0.1
 SOLVED = 0.02  # so near to its highest, relatively, a reward is as good as that
 LEAPS = 4.0  # times what a share ever was
 LARGEST = 600.0  # of which the exponential is finite
@@ -968,6 +971,7 @@ def moved(read: Readings, name: str) -> Iterator[Sign]:
             elif move.row > read.settled and away > math.log(least) * (1 + is_learned):
                 yield Sign(known["kind"], move.row, parts, [move])
     yield from _stays_away(read, name, known) if known.keys() & {"stays_above", "stays_below"} else ()
+    yield from _shifted(read, name, known) if known.get("stationary") else ()
     yield from _beyond_level(read, name, known) if "level" in known else ()
 
 
@@ -986,6 +990,27 @@ def _stays_away(read: Readings, name: str, known: Mapping[str, Any]) -> Iterator
             moves = [read.change(name, "", row)]
             yield Sign(known["kind"], row, moves=moves, is_exact="of_batch" in known)
             return
+
+
+def _shifted(read: Readings, name: str, known: Mapping[str, Any]) -> Iterator[Sign]:
+    """The first of ``USUAL`` rows that all lie beyond all before, in their mean by many times what is chance."""
+    row_n = np.flatnonzero(read.column(name) > 0)
+    log_n = np.log(read.column(name)[row_n])
+    if len(log_n) < SHIFT_ROWS + USUAL:
+        return
+    after_nk = sliding_window_view(log_n, USUAL)[SHIFT_ROWS:]
+    before = slice(SHIFT_ROWS - 1, -USUAL)
+    count_n = np.arange(1, len(log_n) + 1)
+    mean_n = log_n.cumsum() / count_n
+    error_n = np.sqrt(np.maximum((log_n**2).cumsum() / count_n - mean_n**2, 0) * (1 / USUAL + 1 / count_n))
+    is_above_n = after_nk.min(1) > np.maximum.accumulate(log_n)[before]
+    is_below_n = after_nk.max(1) < np.minimum.accumulate(log_n)[before]
+    shift_n = np.abs(after_nk.mean(1) - mean_n[before])
+    is_shifted_n = (is_above_n | is_below_n) & (shift_n > np.maximum(SHIFT_ERRORS * error_n[before], SHIFT))
+    for n in np.flatnonzero(is_shifted_n).tolist():
+        row = int(row_n[n + SHIFT_ROWS])
+        yield Sign(known["kind"], row, moves=[read.change(name, "", row)], is_exact=True)
+        return
 
 
 def _later(value_n: Numbers) -> Numbers:
@@ -1049,9 +1074,9 @@ def leaves_reference(read: Readings) -> Iterator[Sign]:
 
 
 def lower_reward(read: Readings) -> Iterator[Sign]:
-    """A reward that lies below the rows before, in some rows in a row, by more than these differ.
+    """A reward that lies below the rows before, in some rows in a row, in their mean by more than these differ.
 
-    Relative to the highest so far, since it rises as the policy learns.
+    Relative to the highest so far, since it rises as the policy learns, and soon learns again.
     """
     row_n = np.flatnonzero(np.isfinite(read.column("reward")))
     reward_n = read.column("reward")[row_n]
@@ -1061,7 +1086,7 @@ def lower_reward(read: Readings) -> Iterator[Sign]:
         share_n = reward_n / np.maximum.accumulate(np.abs(reward_n))
     (lowest_n, highest_n), later_kn = _range_before(share_n), _later(share_n)
     least_n = np.fmax(REWARD_FALL * _of_fewer(later_kn), highest_n - lowest_n)
-    fell_n = lowest_n - np.fmax.reduce(later_kn) > least_n
+    fell_n = (lowest_n - np.nanmean(later_kn, axis=0) > least_n) & (lowest_n - np.fmax.reduce(later_kn) > least_n / 2)
     for row in row_n[fell_n].tolist():
         if row > read.settled:
             yield Sign("reward", row, moves=[read.change("reward", "", row)])
