@@ -22,8 +22,8 @@ import yaml
 
 from labwatch.events.logs import read_logs
 from labwatch.recordings.diagnosis import diagnose
+from labwatch.recordings.readings import quantities
 from labwatch.recordings.recording import read_recording
-from labwatch.recordings.signs import quantities
 from labwatch.watch.watching import find_alarms
 
 HERE = Path(__file__).parent

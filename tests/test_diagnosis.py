@@ -16,8 +16,8 @@ import pytest
 from lab.__main__ import main
 from labwatch.recordings.diagnosis import Finding, causes, diagnose
 from labwatch.recordings.moves import moves_of
+from labwatch.recordings.readings import quantities
 from labwatch.recordings.recording import read_recording
-from labwatch.recordings.signs import quantities
 from labwatch.recordings.words import checked, next_look, sentence
 from labwatch.watch.pages import finding_figure
 from labwatch.watch.watching import find_alarms

@@ -20,8 +20,9 @@ from lab.core import shipped
 from lab.core.windows import MERGE
 from labwatch.events.detectors import Event
 from labwatch.recordings.moves import USUAL, Move
+from labwatch.recordings.readings import FEWEST_ROWS, MOST, Change, Readings, Sign, quantities
 from labwatch.recordings.recording import Recording
-from labwatch.recordings.signs import CHECKS, FEWEST_ROWS, MOST, OF_SAMPLES, Change, Readings, Sign, quantities
+from labwatch.recordings.signs import CHECKS, OF_SAMPLES
 
 # One part is apart from the others if its logarithm moved so many times as far.
 APART = 2.0

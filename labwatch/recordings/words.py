@@ -15,8 +15,8 @@ from labwatch.events.levels import Level
 from labwatch.recordings.diagnosis import Finding, causes, diagnose
 from labwatch.recordings.moves import Move
 from labwatch.recordings.reaching import Reach, reaches
+from labwatch.recordings.readings import Change, quantities
 from labwatch.recordings.recording import Recording, read_recording
-from labwatch.recordings.signs import Change, quantities
 
 MOST, MOST_WEIGHTS = 3, 2  # further moves, and weights, that a line names
 # A deviation from no noise at all is not written as a number, and this is.

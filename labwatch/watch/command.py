@@ -56,7 +56,7 @@ def watch(given: argparse.Namespace) -> int:
     bits = mantissa_bits_of(given.mantissa_bits) if given.mantissa_bits else None
     levels = {}
     if given.thresholds:
-        from labwatch.recordings.signs import quantities
+        from labwatch.recordings.readings import quantities
 
         levels = read_levels(Path(given.thresholds), quantities())
     if given.on_alarm and not given.follow:

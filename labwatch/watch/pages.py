@@ -19,8 +19,8 @@ from lab.core import files
 from labwatch.events.detectors import KINDS, LABELS, WATCHED, Event, Log, column_of
 from labwatch.events.reinforcement import DEPARTURES
 from labwatch.recordings.diagnosis import Finding
+from labwatch.recordings.readings import quantities
 from labwatch.recordings.recording import Recording
-from labwatch.recordings.signs import quantities
 from labwatch.recordings.words import Report, checked, what_moved
 from labwatch.recordings.words import next_look as next_in_recording
 from labwatch.watch.words import next_look, what_happened

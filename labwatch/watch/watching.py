@@ -79,7 +79,7 @@ def unjudged(log: Log, events: Iterable[Event]) -> Iterator[Event]:
 
     And of spikes those alone that are rises there.
     """
-    from labwatch.recordings.signs import rises_of_loss
+    from labwatch.recordings.readings import rises_of_loss
 
     rises = {rise.first for rise in rises_of_loss(log.step_n, log.columns["loss"])}
     for event in events:

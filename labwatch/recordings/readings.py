@@ -1,0 +1,250 @@
+"""A recording with what is read off it: its moves, and the rises of its loss; and what a sign in it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from lab.analysis.runaway import read_runaways
+from lab.analysis.spikes.trend import loss_spikes
+from lab.core import shipped
+from lab.core.windows import Numbers
+from labwatch.recordings.moves import USUAL, Move, moves_of
+from labwatch.recordings.recording import OF_LOSS, Recording
+
+# All changes while a model learns its first things, and no row tells yet what is usual. So only changes are judged that
+# come after a row by which the learning rate has warmed up and the fall of the loss slowed down: over the steps so far,
+# so many at least, it fell as much from the first quarter to the middle as from there to the last quarter.
+FEWEST_STEPS = 25
+# The loss rose in one step if that has half of the usual rise, which lasted so many steps: an instability builds up.
+STEP_LASTS = 10
+# What is constant does not differ by this share from its first value; it changes by this factor at least.
+SAME, CONSTANT_CHANGE = 1e-3, 1.5
+CALM_STEPS = 20  # after which what did not change in them is not changed by a habit of the optimizer or of the loop
+BACK = 0.5  # the share of what it was at which a learning rate is as high again
+SOLVED = 0.02  # so near to its highest, relatively, a reward is as good as that
+LARGEST = 600.0  # of which the exponential is finite
+LASTS = 3  # rows after which a move is not that of single batches
+LASTING = 2  # rows in which something that is exactly zero stays so
+FEWEST_ROWS = 3
+MOST = 0.7  # the share of parts in which something is so, if it is so of most
+
+
+@cache
+def quantities() -> Mapping[str, Mapping[str, Any]]:
+    """What is known of each quantity, by its name; see the file."""
+    table: dict[str, dict[str, Any]] = shipped.load(Path(__file__).with_name("quantities.yaml"))
+    for known in table.values():
+        if "runs_away" in known:
+            known["level"] = read_runaways()[known["runs_away"]].level
+    return table
+
+
+class Change(NamedTuple):
+    """A setting of some parts of the model, or of all, which was one value at a step and another at the next one."""
+
+    name: str
+    parts: Sequence[str]
+    since: int
+    step: int
+    before: float
+    value: float
+
+
+class Sign(NamedTuple):
+    """Something that is wrong, seen first at a row of a recording.
+
+    Attributes:
+        kind: of cause, a key of ``causes.yaml``.
+        row: of the recording.
+        parts: of the model; none for the whole.
+        moves: the measurements that show it, as far as it is a move.
+        weights: names of single ones, where they are known.
+        changes: of settings, if these are what is wrong.
+        is_exact: it is known without noise, so what moved at the same row follows from it.
+        functions: of torch that are called no longer, or now.
+        at: the step at which it began, if that is known and lies between rows.
+        begins: of several parts of which gradients changed, it names the one from which the backward pass did so.
+        is_harmless: it is no alarm, since neither the loss nor gradients grew with it.
+    """
+
+    kind: str
+    row: int
+    parts: Sequence[str] = ()
+    moves: Sequence[Move] = ()
+    weights: Sequence[str] = ()
+    changes: Sequence[Change] = ()
+    is_exact: bool = False
+    functions: Sequence[str] = ()
+    at: int | None = None
+    begins: bool = False
+    is_harmless: bool = False
+
+
+class Rise(NamedTuple):
+    """The first and the last step at which the loss lies above what it was, and whether it went there at once."""
+
+    first: int
+    last: int
+    is_step: bool
+
+
+class Readings:
+    """A recording, its moves, and the rises of its loss."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording, self.step_m = recording, recording.step_m
+        self.places = sorted({place for _, place in recording.columns if place} - {OF_LOSS})
+        blocks = [place for place in self.places if place.startswith("block")]
+        self.blocks = sorted(blocks, key=lambda block: int(block[5:]))
+        warm = int(np.argmin(np.append(np.diff(self.column("lr")) > 0, False)))
+        self.is_of_rewards = self.has("reward")  # where the loss says little, and is in no unit
+        settled = _settled_step(recording.loss_step_n, recording.loss_n, is_of_rewards=self.is_of_rewards)
+        self.settled = max(warm, self.row_of(settled))  # the row after which changes are judged
+        self.moves = {
+            (name, place): self._moves(name, place)
+            for name, known in quantities().items()
+            for place in recording.places(name)
+            if "kind" in known and ("alarm" in known or known.keys().isdisjoint(("share", "constant", "counts")))
+        }
+        self.solved_m = _solved(self.column("reward"))
+        # so that gradients are zero, or small
+        self.teach_nothing_m = (self.column("zero_variance_groups") == 1) | self.solved_m
+        self.rises = [] if self.is_of_rewards else rises_of_loss(recording.loss_step_n, recording.loss_n)
+
+    @cached_property
+    def takes_turns(self) -> bool:
+        """Whether parts that had no gradients get some, as in a loop that freezes and unfreezes parts by plan."""
+        has_pm = np.isfinite([self.column("grad_rms", place) for place in self.recording.places("grad_rms")])
+        return bool((np.diff(has_pm[:, has_pm.any(0)].astype(int), axis=1) > 0).any()) if len(has_pm) else False
+
+    def means_nothing(self, known: Mapping[str, Any]) -> NDArray[np.bool_]:
+        """``[m]`` where a quantity, of which this is known, says nothing."""
+        nothing_m = np.zeros(len(self.step_m), dtype=bool)
+        return getattr(self, f"{known['unless']}_m") if "unless" in known else nothing_m
+
+    def column(self, name: str, place: str = "") -> Numbers:
+        """A measurement ``[m]``; gradients of a part are those before they were clipped by the norm of all."""
+        columns = self.recording.columns
+        value_m = columns.get((name, place), np.full(len(self.step_m), math.nan))
+        if name != "grad_rms" or ("grad_norm", "") not in columns or ("grad_norm_clipped", "") not in columns:
+            return value_m
+        with np.errstate(invalid="ignore", divide="ignore"):
+            factor_m = columns["grad_norm", ""] / columns["grad_norm_clipped", ""]
+            return np.where(np.isfinite(factor_m) & (factor_m > 0), value_m * factor_m, value_m)
+
+    def _moves(self, name: str, place: str) -> list[Move]:
+        value_m = self.column(name, place)
+        if name != "reward":
+            return list(moves_of(name, place, value_m, self.settled))
+        size = float(np.nanmedian(np.abs(value_m))) or 1.0  # rewards may be negative, so they differ by no factor
+        moves = moves_of(name, place, np.exp(np.clip(value_m / size, -LARGEST, LARGEST)), self.settled)
+        return [move._replace(value=size * math.log(move.value), usual=size * math.log(move.usual)) for move in moves]
+
+    def has(self, name: str) -> bool:
+        return bool(self.recording.places(name))
+
+    def row_of(self, step: float) -> int:
+        """The first recorded row that shows a step, or else the last one."""
+        return min(int(np.searchsorted(self.step_m, step)), len(self.step_m) - 1)
+
+    def rise_before(self, row: int) -> Rise | None:
+        """The rise of the loss that began after the row before and up to this row; None if there is none."""
+        since = self.step_m[row - 1] if row else -1
+        return next((rise for rise in self.rises if since < rise.first <= self.step_m[row]), None)
+
+    def change(self, name: str, place: str, row: int) -> Move:
+        """What a measurement did from the row before, also where that is no move against its own noise."""
+        known = next((move for move in self.moves.get((name, place), []) if move.row == row), None)
+        value_m = self.column(name, place)
+        before = float(value_m[self.row_before(row, value_m)])
+        return known or Move(name, place, row, row + 1, float(value_m[row]), before, math.nan)
+
+    def row_before(self, row: int, value_m: Numbers) -> int:
+        """The last row before in which a number was recorded; at a rise of the loss some rows have only a few."""
+        known = np.flatnonzero(~np.isnan(value_m[:row]))
+        return int(known[-1]) if len(known) else row - 1
+
+    def at_start(self, name: str) -> dict[str, float]:
+        """By block what was measured in the first row; NaN where nothing was."""
+        return {block: float(self.column(name, block)[0]) for block in self.blocks}
+
+    def named(self, what: str) -> dict[int, dict[str, list[str]]]:
+        """By row and part the names of weights of which something is so."""
+        found = dict[int, dict[str, list[str]]]()
+        for (name, place), of_rows in self.recording.names.items():
+            for row, names in of_rows.items() if name == what else ():
+                found.setdefault(row, {})[place] = names
+        return dict(sorted(found.items()))
+
+
+def _solved(reward_m: Numbers) -> NDArray[np.bool_]:
+    """Where rewards have been nearly the highest for some rows, and were lower at first: nothing is left to learn."""
+    highest_m = np.fmax.accumulate(reward_m)
+    least_m = highest_m - SOLVED * np.abs(highest_m)
+    lowest_m = sliding_window_view(np.append(np.full(LASTS - 1, -math.inf), reward_m), LASTS).min(1)
+    solved_m: NDArray[np.bool_] = (lowest_m >= least_m) & (least_m > reward_m[:1])
+    return solved_m
+
+
+def _settled_step(step_n: NDArray[np.int64], loss_n: Numbers, *, is_of_rewards: bool = False) -> float:
+    """The first step by which the fall of the loss slowed down, if it need fall; infinite if none is."""
+    end = FEWEST_STEPS
+    while end <= len(loss_n):
+        first, middle, last = (np.median(part_n) for part_n in np.split(loss_n[:end], [end // 4, end - end // 4]))
+        if is_of_rewards or first - middle >= middle - last:
+            return int(step_n[end - 1])
+        end += end // 4
+    return math.inf
+
+
+def rises_of_loss(step_n: NDArray[np.int64], loss_n: Numbers) -> list[Rise]:
+    """The loss spikes ``[n]``, from the first step to that of the ending, without those of the first steps."""
+    settled, found = _settled_step(step_n, loss_n), list[Rise]()
+    if math.isinf(settled):
+        settled = int(step_n[:FEWEST_STEPS].max(initial=0))
+    for span in loss_spikes(step_n, loss_n):
+        end = len(step_n) - 1 if span.end is None or span.ending in ("stuck", "diverged", "anew") else span.end
+        before = np.median(loss_n[max(0, span.first - STEP_LASTS) : span.first])
+        rise_n = loss_n[span.first : end + 1] - span.usual
+        is_step = end - span.first >= STEP_LASTS and rise_n[0] >= np.median(rise_n) / 2
+        falls = loss_n[span.first : end + 1].mean() < before  # more slowly than before, as after a steep fall
+        if step_n[span.first] > settled and not falls:
+            found.append(Rise(int(step_n[span.first]), int(step_n[end]), bool(is_step)))
+    return found
+
+
+def is_harmless(read: Readings, row: int) -> bool:
+    """Whether neither the loss nor gradients grew as the loss changed, as they need not where that is planned."""
+    norm_m = read.column("grad_norm")
+    before, after = (norm_m[max(0, row - LASTS) : row], norm_m[row : row + LASTS])
+    grew = read.rise_before(row) is not None or not np.median(after) < CONSTANT_CHANGE * np.median(before)
+    return not (grew or read.is_of_rewards)
+
+
+def factor(ratio: float) -> float:
+    return max(ratio, 1 / ratio) if ratio > 0 else math.inf
+
+
+def rows_from(value_n: Numbers) -> Numbers:
+    """``[k n]`` each value and those of the rows after it, NaN after the last."""
+    return np.array([np.append(value_n, np.full(k, math.nan))[k:] for k in range(LASTS)])
+
+
+def more_of_fewer(later_kn: Numbers) -> Numbers:
+    """``[n]`` by how much more fewer rows, at the end, must be away."""
+    more_n: Numbers = np.sqrt(LASTS / np.isfinite(later_kn).sum(0))
+    return more_n
+
+
+def range_before(value_n: Numbers) -> tuple[Numbers, Numbers]:
+    """``[n]`` the lowest and the highest of the ``USUAL`` values before each."""
+    before_kn = np.array([np.append(np.full(k + 1, math.nan), value_n)[: len(value_n)] for k in range(USUAL)])
+    return np.fmin.reduce(before_kn), np.fmax.reduce(before_kn)

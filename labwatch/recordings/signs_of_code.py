@@ -1,0 +1,185 @@
+"""Signs in the code: functions, arguments and buffers of the model, and functions of the loss."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from lab.core.windows import Numbers
+from labwatch.recordings.moves import Move
+from labwatch.recordings.readings import CONSTANT_CHANGE, FEWEST_ROWS, MOST, Readings, Sign, factor, is_harmless
+from labwatch.recordings.recording import OF_LOSS
+from labwatch.recordings.signs_of_columns import no_longer_constant
+
+# What functions and weights of attention are called. Code that changes is of attention, too, if in the first of its
+# blocks logits change by this factor, or what its mask leaves does by this share. What only gradients notice: functions
+# that keep all values, and a weight that is taken out of the graph.
+OF_ATTENTION = r"att(n|ention)(\.|_func|_forward)|dot_product_attention|flex_attention"
+ATTENTION_LEAPS, OTHER_MASK = 2.0, 0.01
+OF_ATTENTION_MODULE = r"[ .](self_)?att(n|ention)\."
+KEEPS_VALUES, TAKEN_OUT = re.compile("(no longer|now) (detach|clone|contiguous|alias|requires_grad_)"), "now detach of"
+FORMAT = re.compile(r" in b?float\d+$")
+CAST = re.compile(r"^(no longer|now) (to|float|half|bfloat16|double|type|type_as)\b")
+NUMBER = re.compile(r"-?\d[\d.e+-]*")
+NOT_USED = "which is not used"
+FEWEST_TO_SKIP = 6  # rows after which it is no chance if a part skips something in the last ones alone
+
+
+def other_functions(read: Readings) -> Iterator[Sign]:
+    """Parts that call other functions of torch, or with other numbers, than in all rows before, from one row on."""
+    found = defaultdict[int, dict[str, list[str]]](dict)
+    for (what, place), of_rows in read.recording.names.items():
+        if what == "functions" and (change := _one_change(of_rows)):
+            row, words = change
+            found[row][place] = words
+    yield from _other_loss(read, found)
+    for row, of in found.items():
+        if taken := {place: names for place in of if (names := [x for x in of[place] if x.startswith(TAKEN_OUT)])}:
+            of = taken
+        if of.keys() == {"embedding"} and row in read.recording.names.get(("given", ""), {}):
+            continue  # positions and masks of a batch of another shape are made by other calls
+        functions = list(dict.fromkeys(name for names in of.values() for name in names))
+        if of:
+            kind = _kind_of_code(read, row, of.keys(), functions)
+            yield Sign(kind, row, sorted(of), functions=functions, is_exact=True)
+    yield from _other_calls(read, found)
+
+
+def _other_loss(read: Readings, found: Mapping[int, dict[str, list[str]]]) -> Iterator[Sign]:
+    """The code of the loss changed: what a policy is trained for, or what labels mean, or a factor of all gradients.
+
+    Its functions are taken out of those that were found.
+    """
+    rows = {row: of.pop(OF_LOSS) for row, of in found.items() if OF_LOSS in of}
+    one_row = _one_other(read.column("code", OF_LOSS))
+    if one_row is not None and one_row not in found:
+        rows[one_row] = []
+    for row, functions in rows.items():
+        if found.get(row) or (
+            row != one_row and _differ_little(functions)
+        ):  # it follows code of parts, or hardly changed
+            continue
+        move = Move("loss_code", "", row, row + 1, 1.0, 1.0, math.nan)
+        calls = read.recording.names.get(("calls", OF_LOSS), {}).get(row, [])
+        changed = {
+            name
+            for name in ("loss_weight", "cross_entropy")
+            if any(sign.row == row for sign in no_longer_constant(read, name))
+        }
+        kind = "gradients" if changed == {"loss_weight"} else "policy" if read.is_of_rewards else "data"
+        functions = [*functions, *calls]
+        yield Sign(kind, row, (), [move], functions=functions, is_exact=True, is_harmless=is_harmless(read, row))
+
+
+def _differ_little(functions: Sequence[str]) -> bool:
+    """Whether functions that are gone and new are the same, with numbers that differ by little."""
+    gone, new = (
+        [name.removeprefix(how) for name in functions if name.startswith(how)] for how in ("no longer ", "now ")
+    )
+    without = [sorted(NUMBER.sub("", name) for name in of) for of in (gone, new)]
+    pairs = zip(*([float(x) for name in sorted(of) for x in NUMBER.findall(name)] for of in (gone, new)), strict=False)
+    return without[0] == without[1] and all(factor(a / b if b else math.inf) < CONSTANT_CHANGE for a, b in pairs)
+
+
+def _changes_once(rows: Sequence[int]) -> bool:
+    """Whether code that changed in these rows did so once, or once more in the next row, and not among the first."""
+    return bool(rows) and rows[-1] <= rows[0] + 1 and rows[0] >= FEWEST_ROWS - 1
+
+
+def _one_other(code_m: Numbers) -> int | None:
+    """The row in which a number that is written where it changes did so."""
+    row_n = np.flatnonzero(np.isfinite(code_m))
+    changed = [int(row) for before, row in pairwise(row_n) if code_m[before] != code_m[row]]
+    return changed[0] if _changes_once(changed) and code_m[row_n[0]] != code_m[row_n[-1]] else None
+
+
+def _one_change(of_rows: Mapping[int, Sequence[str]]) -> tuple[int, list[str]] | None:
+    """The row in which a list that is written where it changes did so, and what is gone and new, in words."""
+    told = [(row, {*names}) for row, names in sorted(of_rows.items())]
+    changes = [(row, before, now) for (_, before), (row, now) in pairwise(told) if before != now]
+    if not _changes_once([row for row, *_ in changes]):
+        return None
+    (row, before, _), (*_, now) = changes[0], changes[-1]
+    if before == now:
+        return None
+    gone, new = sorted(before - now), sorted(now - before)
+    return row, [*(f"no longer {name}" for name in gone), *(f"now {name}" for name in new)]
+
+
+def _other_calls(read: Readings, other_functions: Mapping[int, Collection[str]]) -> Iterator[Sign]:
+    """Parts that call the same functions more or less often, or with the outputs of others.
+
+    Few rows do not tell this of a single part, in which chance may skip something, nor of a batch of another shape.
+    """
+    found = defaultdict[int, list[str]](list)
+    for place in read.recording.places("code"):
+        row, told = _one_other(read.column("code", place)), read.recording.names.get(("functions", place), {})
+        is_added = row in told and row == min(told)  # a part that was not used until then
+        if row is not None and place != OF_LOSS and not is_added:
+            found[row].append(place)
+    reshaped = read.recording.names.get(("given", ""), {})
+    for row, places in found.items():
+        is_of_most = len({*places} & {*read.blocks}) >= max(2, MOST * len(read.blocks))
+        if row in reshaped or row in other_functions or not (is_of_most or len(read.step_m) >= FEWEST_TO_SKIP):
+            continue
+        calls = [name for place in places for name in read.recording.names.get(("calls", place), {}).get(row, [])]
+        functions = list(dict.fromkeys(calls)) or ["other calls than before"]
+        yield Sign(_kind_of_code(read, row, places, functions), row, sorted(places), functions=functions, is_exact=True)
+
+
+def other_arguments(read: Readings) -> Iterator[Sign]:
+    """Arguments of the model that are missing or new from one row on, or of another number format or number of axes."""
+    rows = read.recording.names.get(("given", ""), {})
+    without_sizes = {row: [re.sub(r"\d+(?=[,\]])", "n", name) for name in of] for row, of in rows.items()}
+    if change := _one_change(without_sizes):
+        row, functions = change
+        move = Move("given", "", row, row + 1, 1.0, 1.0, math.nan)
+        yield Sign("data", row, (), [move], functions=functions, is_exact=True)
+
+
+def written_buffers(read: Readings) -> Iterator[Sign]:
+    """Buffers that had the same values in all rows, and have others in all rows from one on."""
+    found, rows_of = defaultdict[int, dict[str, list[str]]](dict), defaultdict[tuple[str, str], list[int]](list)
+    for (what, place), of_rows in read.recording.names.items():
+        for row, names in of_rows.items() if what == "buffer_written" else ():
+            for name in names:
+                rows_of[place, name].append(row)
+    for (place, name), rows in rows_of.items():
+        if len(rows) == 1 and rows[0] >= FEWEST_ROWS - 1:
+            found[rows[0]].setdefault(place, []).append(name)
+    for row, of in found.items():
+        moves = [Move("buffer_written", place, row, row + 1, 1.0, 0.0, math.nan) for place in of]
+        yield Sign("weights", row, sorted(of), moves, [name for names in of.values() for name in names], is_exact=True)
+
+
+def _kind_of_code(read: Readings, row: int, places: Collection[str], functions: Sequence[str]) -> str:
+    """What changes with the functions of some parts: gradients alone, the head, the choice of experts, or attention."""
+    told = [name for name in functions if not name.endswith(NOT_USED)]
+    if any("no part of the model" in name for name in told) or (told and all(map(KEEPS_VALUES.search, told))):
+        return "gradients"
+    gone, new = (
+        {name.removeprefix(how) for name in told if name.startswith(how) and not CAST.search(name)}
+        for how in ("no longer ", "now ")
+    )
+    in_gone, in_new = ({FORMAT.sub("", name) for name in of} for of in (gone, new))
+    others = (gone - in_new - {*filter(FORMAT.search, gone)}) | (new - in_gone - {*filter(FORMAT.search, new)})
+    if not others and any(FORMAT.search(name) or CAST.search(name) for name in told):
+        return "precision"
+    if {*places} == {"head"}:
+        return "output_logits"
+    calls = [name for place in places for name in read.recording.names.get(("calls", place), {}).get(row, [])]
+    if calls and not all(re.search(OF_ATTENTION_MODULE, name.partition("(")[0]) for name in calls):
+        return "activations"
+    if all("topk" in name for name in functions):
+        return "router"
+    first = [block for block in read.blocks if block in places][:1]
+    change = [abs(read.change("attention_logit_max", block, row).change) for block in first]
+    masks = [read.change(name, block, row) for name in ("attention_ahead", "attention_seen") for block in first]
+    leaps = any(math.log(ATTENTION_LEAPS) < size < math.inf for size in change)
+    leaps |= any(abs(mask.value - mask.usual) > OTHER_MASK for mask in masks)
+    return "attention" if leaps or all(re.search(OF_ATTENTION, name) for name in functions) else "activations"

@@ -1,0 +1,380 @@
+"""Signs in single columns, of batches, losses and rewards: what moved, is no longer constant or is beyond a level."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from lab.core.windows import Numbers
+from labwatch.recordings.moves import USUAL, Move
+from labwatch.recordings.readings import (
+    CONSTANT_CHANGE,
+    FEWEST_ROWS,
+    LASTING,
+    LASTS,
+    MOST,
+    SAME,
+    STEP_LASTS,
+    Readings,
+    Sign,
+    factor,
+    is_harmless,
+    more_of_fewer,
+    quantities,
+    range_before,
+    rows_from,
+)
+
+# The loss is that of the labels seen in a sample if the two are apart by so many times as much as ever before.
+LABELS_APART = 5.0
+# A loss scale has fallen if it is so many times below the largest before. Gradients overflow at any scale if they do in
+# so many rows in a row.
+SCALE_FALL, OVERFLOWS = 64.0, 3
+# The same batches come again and again, or a few in turn, if over so many steps the loss bends less by this factor than
+# just before, from each step to those that many before it.
+REPEATED_STEPS, REPEATED_BENDS, IN_TURN = 16, 8.0, (1, 2, 3, 4)
+# The loss fell in one step if its logarithm is by so much, and by all that it varied in ``STEP_LASTS``, below all of
+# these.
+LOSS_FALL = 0.25
+# So many steps after the loss moved, parts may differ because they have learned from what came.
+LEARNED_STEPS = 5
+# What is stationary has shifted if, after so many rows, some lie apart from all before, in their mean by so many
+# standard errors, and its logarithm by so much.
+SHIFT_ROWS, SHIFT_ERRORS, SHIFT = 8, 7.0, 0.1
+# A policy leaves its reference if in so many rows the KL divergence, whose growth had slowed down, grows so many times
+# as fast as ever before, and to so many times what it was. That begins where it leaves what it was by the last factor,
+# by which it also does not grow over ``USUAL`` rows if it grows no more.
+# It is no longer apart from it, since that is renewed with it, if from one row on the divergence is below such a share.
+KL_ROWS, KL_GROWTH, KL_LEFT, KL_GONE = 5, 2.0, 1.25, 1e-3
+# A reward has fallen if it is below the rows before by this share of the highest, and by more than they differ.
+REWARD_FALL = 0.15
+LEAPS = 4.0  # times what a share ever was
+MOST_HABITS = 0.5  # the share of parts in which a loop changes something by habit, so that small changes mean nothing
+
+
+def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
+    """What the loop itself decides, and what was the same in all rows until it changed."""
+    known, places = quantities()[name], read.recording.places(name)
+    found, evaluating_m = dict[int, list[Move]](), read.column("in_evaluation")
+    known_rows, least = known.get("rows", FEWEST_ROWS - 1), known.get("change", CONSTANT_CHANGE)
+    of_places = {place: read.column(name, place) for place in ([*places, ""] if "outside" in known else places)}
+    rows_of = {place: np.flatnonzero(np.isfinite(value_m)) for place, value_m in of_places.items()}
+    habits = [_differs(of_places[place][row_n])[:known_rows].any() for place, row_n in rows_of.items()]
+    if sum(habits) > MOST_HABITS * len(places):
+        least = max(least, CONSTANT_CHANGE)
+    for place, row_n in rows_of.items():
+        value_n = of_places[place][row_n]
+        if len(value_n) <= known_rows:
+            continue
+        usual, changed_n = value_n[0], _differs(value_n)
+        if "lost" in known and (value_n[:known_rows] > known["lost"]).all():  # it varies, but is not zero
+            changed_n = value_n == 0
+        if "full" in known and (value_n[:known_rows] < known["full"]).all():
+            changed_n = value_n > 1 - SAME
+            changed_n[:-1] &= changed_n[1:]
+        first = int(np.argmax(changed_n))
+        if first < known_rows or not changed_n[first]:
+            continue
+        if "may_end" in known and value_n[first] < usual and evaluating_m[row_n[first]] == 0:
+            continue
+        ratio = value_n[first] / usual if usual else math.inf
+        enough = least
+        if changed_n[first : first + LASTING].all():
+            enough = known.get("lasting", least)
+        if factor(ratio) > enough and max(usual, value_n[first]) >= known.get("above", -math.inf):
+            row, end = int(row_n[first]), int(row_n[-1]) + 1
+            found.setdefault(row, []).append(Move(name, place, row, end, float(value_n[first]), float(usual), math.inf))
+    for row, moves in found.items():
+        parts = [move.place for move in moves if move.place]
+        kind = "data" if name == "row_share" and _counts_all(read, row) else known["kind"]
+        kind = known.get("of_some", kind) if 0 < len(parts) < len(places) else kind
+        harmless = "of_loss" in known and is_harmless(read, row)
+        parts = [] if len(parts) == len(places) else parts
+        yield Sign(kind, row, parts, moves, is_exact=True, is_harmless=harmless)
+    yield from moved(read, name) if "alarm" in known else ()
+
+
+def _differs(value_n: Numbers) -> NDArray[np.bool_]:
+    """Where a measurement is not what it was at first."""
+    differs_n: NDArray[np.bool_] = np.abs(value_n - value_n[:1]) > SAME * np.maximum(np.abs(value_n[:1]), SAME)
+    return differs_n
+
+
+def other_token_weights(read: Readings) -> Iterator[Sign]:
+    """Weights of tokens in the loss that differ more, or less, from each other than they always did."""
+    mean_m, rms_m = read.column("sample_weight"), read.column("sample_weight_rms")
+    row_n = np.flatnonzero(np.isfinite(rms_m) & (mean_m != 0))
+    spread_n = rms_m[row_n] / np.abs(mean_m[row_n])
+    first = int(np.argmax(np.append(_differs(spread_n), True)))
+    if read.is_of_rewards or not FEWEST_ROWS - 1 <= first < len(row_n):
+        return
+    if factor(spread_n[first] / spread_n[0]) > CONSTANT_CHANGE:
+        row = int(row_n[first])
+        move = Move("token_weights", "", row, row + 1, float(spread_n[first]), float(spread_n[0]), math.inf)
+        yield Sign("data", row, moves=[move], is_exact=True, is_harmless=is_harmless(read, row))
+
+
+def _counts_all(read: Readings, row: int) -> bool:
+    """Whether the loss is that of the labels which give gradients, as before, so that no other was in it."""
+    loss_m = np.interp(read.step_m, read.recording.loss_step_n, read.recording.loss_n)
+    apart_m = np.abs(loss_m - read.column("label_loss"))
+    known_m = apart_m[:row][np.isfinite(apart_m[:row])]
+    has_none = read.column("row_share")[row] == 0
+    return has_none or bool(len(known_m) and apart_m[row] <= max(LABELS_APART * known_m.max(), SAME * abs(loss_m[row])))
+
+
+def moved(read: Readings, name: str) -> Iterator[Sign]:
+    """Moves of a quantity that are larger than those of healthy loops, or beyond its level."""
+    known = quantities()[name]
+    nothing_m = read.means_nothing(known)
+    for place in read.recording.places(name):
+        parts = [place] if place else []
+        for move in read.moves.get((name, place), []) if "alarm" in known else ():
+            if nothing_m[move.row]:
+                continue
+            rise = read.rise_before(move.row)
+            is_learned = rise is not None and rise.first < read.step_m[move.row] - LEARNED_STEPS
+            least = known.get("lasting", known["alarm"]) if move.end - move.row >= LASTS else known["alarm"]
+            if (move.change < 0) != bool(known.get("falls")):  # the other direction
+                least = known.get("otherwise", math.inf)
+            away = abs(move.change) if max(move.value, move.usual) >= known.get("above", -math.inf) else 0.0
+            if "of_batch" in known:  # which changes at once
+                away = min(away, abs(move._replace(value=float(read.column(name, place)[move.row])).change))
+            if "of_batch" in known and away > math.log(least):
+                yield Sign(known["kind"], move.row, parts, [move], is_exact=True)
+            elif known["kind"] in ("gradients", "optimizer") and _falls_faster(read, move.row):
+                continue  # it grows with what is learned
+            elif move.row > read.settled and away > math.log(least) * (1 + is_learned):
+                yield Sign(known["kind"], move.row, parts, [move])
+    yield from _stays_away(read, name, known) if known.keys() & {"stays_above", "stays_below"} else ()
+    yield from _shifted(read, name, known) if known.get("stationary") else ()
+    yield from _beyond_level(read, name, known) if "level" in known else ()
+
+
+def _stays_away(read: Readings, name: str, known: Mapping[str, Any]) -> Iterator[Sign]:
+    """The first of some rows that all lie by so much above, or below, all before; or of fewer, at the end, by more."""
+    value_m = np.where(read.means_nothing(known), math.nan, read.column(name))
+    sign, least = (1, known["stays_above"]) if "stays_above" in known else (-1, known["stays_below"])
+    row_n = np.flatnonzero(np.isfinite(value_m))
+    if len(row_n) < FEWEST_ROWS:
+        return
+    later_kn = rows_from(sign * value_m[row_n])
+    away_n = np.fmin.reduce(later_kn)[1:] - np.maximum.accumulate(sign * value_m[row_n])[:-1]
+    for n in np.flatnonzero(away_n > least * more_of_fewer(later_kn)[1:]).tolist():
+        row = int(row_n[n + 1])
+        if n + 1 >= FEWEST_ROWS - 1 and row > read.settled:
+            moves = [read.change(name, "", row)]
+            yield Sign(known["kind"], row, moves=moves, is_exact="of_batch" in known)
+            return
+
+
+def _shifted(read: Readings, name: str, known: Mapping[str, Any]) -> Iterator[Sign]:
+    """The first of ``USUAL`` rows that all lie beyond all before, in their mean by many times what is chance."""
+    row_n = np.flatnonzero(read.column(name) > 0)
+    log_n = np.log(read.column(name)[row_n])
+    if len(log_n) < SHIFT_ROWS + USUAL:
+        return
+    after_nk = sliding_window_view(log_n, USUAL)[SHIFT_ROWS:]
+    before = slice(SHIFT_ROWS - 1, -USUAL)
+    count_n = np.arange(1, len(log_n) + 1)
+    mean_n = log_n.cumsum() / count_n
+    error_n = np.sqrt(np.maximum((log_n**2).cumsum() / count_n - mean_n**2, 0) * (1 / USUAL + 1 / count_n))
+    is_above_n = after_nk.min(1) > np.maximum.accumulate(log_n)[before]
+    is_below_n = after_nk.max(1) < np.minimum.accumulate(log_n)[before]
+    shift_n = np.abs(after_nk.mean(1) - mean_n[before])
+    is_shifted_n = (is_above_n | is_below_n) & (shift_n > np.maximum(SHIFT_ERRORS * error_n[before], SHIFT))
+    for n in np.flatnonzero(is_shifted_n).tolist():
+        row = int(row_n[n + SHIFT_ROWS])
+        yield Sign(known["kind"], row, moves=[read.change(name, "", row)], is_exact=True)
+        return
+
+
+def _falls_faster(read: Readings, row: int) -> bool:
+    """Whether the loss falls faster from a row on than before."""
+    recording = read.recording
+    at = int(np.searchsorted(recording.loss_step_n, read.step_m[row]))
+    windows = [slice(max(0, at + k * STEP_LASTS), max(0, at + (k + 1) * STEP_LASTS)) for k in (-2, -1, 0)]
+    earlier_n, before_n, after_n = (recording.loss_n[window] for window in windows)
+    if not len(earlier_n) or not len(after_n):
+        return False
+    earlier, before, after = map(np.median, (earlier_n, before_n, after_n))
+    return bool(after < before_n.min() and before - after > earlier - before)
+
+
+def _beyond_level(read: Readings, name: str, known: Mapping[str, Any]) -> Iterator[Sign]:
+    """The first row at which a part is beyond the level, or at which most parts are."""
+    places = [place for place in read.recording.places(name) if not place or place in read.blocks]
+    if not places:
+        return
+    value_pm = np.array([read.column(name, place) for place in places])
+    known_pm = np.where(np.isfinite(value_pm) & ~read.means_nothing(known), value_pm, 0)
+    limit_pm = np.full(known_pm.shape, known["level"], dtype=float)
+    if "leap" in known:
+        highest_pm = np.maximum.accumulate(known_pm, axis=1)[:, 1:-1]
+        limit_pm[:, 2:] = np.clip(LEAPS * highest_pm, known["leap"], known["level"])
+        if read.is_of_rewards:
+            limit_pm[:, : read.settled + 1] = known["level"]
+    beyond_pm, least = known_pm > limit_pm, MOST if known.get("everywhere") else 1 / len(places)
+    enough_m = beyond_pm.mean(0) >= least
+    if known.get("share"):  # what one row alone may show by chance, or because it is the first
+        later_pm = known_pm.copy()
+        for m in reversed(range(len(enough_m) - 1)) if "leap" in known else ():  # zero: the policy has just sampled
+            later_pm[:, m] = np.where(later_pm[:, m] == 0, later_pm[:, m + 1], later_pm[:, m])
+        enough_m[:-1] &= (later_pm[:, 1:] > limit_pm[:, :-1]).mean(0) >= least
+    if not enough_m.any():
+        return
+    row = int(np.argmax(enough_m))
+    moves = [
+        Move(name, place, row, row + 1, float(value_m[row]), float(value_m[row - 1]) if row else math.nan, math.nan)
+        for place, value_m, beyond_m in zip(places, value_pm, beyond_pm, strict=True)
+        if beyond_m[row]
+    ]
+    parts = [] if known.get("everywhere") else [move.place for move in moves if move.place]
+    yield Sign(known["kind"], row, parts, moves, is_exact="of_batch" in known)
+
+
+def lost_scale(read: Readings) -> Iterator[Sign]:
+    """A loss scale that fell far, or gradients that overflow in row after row at any scale."""
+    scale_m = read.column("loss_scale")
+    if not np.isfinite(scale_m).any():
+        return
+    bad = read.named("gradient_not_finite")
+    found = next((row for row in range(len(scale_m)) if row not in bad), 0)  # a scaler searches for the first scale
+    highest_m = np.fmax.accumulate(np.where(np.arange(len(scale_m)) < found, math.nan, scale_m))
+    fallen = np.flatnonzero(scale_m * SCALE_FALL <= highest_m).tolist()
+    fallen += [row for row in bad if row >= found and all(row + later in bad for later in range(OVERFLOWS))]
+    if fallen:
+        row = min(fallen)
+        move = Move("loss_scale", "", row, row + 1, float(scale_m[row]), float(highest_m[row]), math.nan)
+        of_parts = bad.get(row, {}) if scale_m[row] * SCALE_FALL <= highest_m[row] else {}
+        parts = [*of_parts] if len(of_parts) == 1 else []  # what one part has at any scale is no overflow
+        yield Sign("precision", row, parts, [move], weights=[name for part in parts for name in of_parts[part]])
+
+
+def repeated_batches(read: Readings) -> Iterator[Sign]:
+    """A loss that no longer varies as it did, from step to step or from one turn of a few batches to the next."""
+    loss_n, steps = read.recording.loss_n, REPEATED_STEPS
+    if len(loss_n) < 4 * steps or not np.isfinite(loss_n).all():
+        return
+    level_n = np.log(loss_n) if (loss_n > 0).all() else loss_n  # noise falls with a loss near zero
+    for turn in IN_TURN:
+        bend_n = np.abs(level_n[2 * turn :] - 2 * level_n[turn:-turn] + level_n[: -2 * turn])
+        median_n = np.median(sliding_window_view(bend_n, steps), axis=1)[2 * steps :]
+        before_n = np.median(sliding_window_view(bend_n, 2 * steps), axis=1)[:-steps]
+        small = np.flatnonzero(median_n * REPEATED_BENDS < before_n)
+        if len(small):
+            first = int(small[0]) + 2 * steps
+            between = math.sqrt(before_n[small[0]] * np.median(bend_n[first + steps // 2 : first + steps]))
+            last = first + int(np.flatnonzero(bend_n[first : first + steps] > between).max(initial=-1))
+            yield Sign("data", read.row_of(int(read.recording.loss_step_n[last + 1])))
+            return
+
+
+def falls_at_once(read: Readings) -> Iterator[Sign]:
+    """A loss that falls in one step, by more than those before it differ, below what it ever was, and stays there."""
+    step_n, loss_n = read.recording.loss_step_n, read.recording.loss_n
+    if len(loss_n) < 2 * STEP_LASTS:
+        return
+    with np.errstate(invalid="ignore", divide="ignore"):
+        log_nk = sliding_window_view(np.where(loss_n > 0, np.log(loss_n), -math.inf), STEP_LASTS)
+        before_nk, after_nk, usual_n = log_nk[:-STEP_LASTS], log_nk[STEP_LASTS:], np.median(log_nk, axis=1)
+        is_apart_n = before_nk.min(1) - after_nk.max(1) > np.maximum(LOSS_FALL, np.ptp(before_nk, axis=1))
+        fell_n = is_apart_n & (np.fmin.accumulate(usual_n)[:-STEP_LASTS] - usual_n[STEP_LASTS:] > LOSS_FALL)
+    for n in np.flatnonzero(fell_n).tolist():
+        step = int(step_n[n + STEP_LASTS])
+        if step > read.step_m[read.settled]:
+            row, before, after = read.row_of(step), math.exp(usual_n[n]), math.exp(usual_n[n + STEP_LASTS])
+            yield Sign("data", row, moves=[Move("loss", "", row, row + 1, after, before, math.inf)], at=step)
+            return
+
+
+def leaves_reference(read: Readings) -> Iterator[Sign]:
+    """A KL divergence that grows faster over some rows than it ever did, to several times what it was.
+
+    Or that grew no more, and then grows faster in one row than it ever did, and stays there.
+    """
+    row_n = np.flatnonzero(np.isfinite(read.column("kl")))
+    kl_n = read.column("kl")[row_n]
+    gone_n = np.maximum.accumulate(kl_n[::-1])[::-1] <= KL_GONE * np.fmax.accumulate(kl_n)  # and stays so
+    if gone_n[1:].any() and kl_n.max() > 0:
+        row = int(row_n[1 + np.argmax(gone_n[1:])])
+        yield Sign("policy", row, moves=[read.change("kl", "", row)], is_exact=True)
+        return
+    least_later_n, highest_n = np.fmin.reduce(rows_from(kl_n)), np.maximum.accumulate(kl_n)
+    growth_kn = [kl_n[rows:] - kl_n[:-rows] for rows in range(1, KL_ROWS + 1)]
+    largest_kn = [np.maximum.accumulate(growth_n) for growth_n in growth_kn]
+    for now in range(2, len(kl_n)):
+        highest, growth = highest_n[now - 1], growth_kn[0][now - 1]
+        is_calm = now > USUAL and highest <= KL_LEFT * highest_n[now - USUAL - 1]
+        if is_calm and least_later_n[now] > KL_LEFT * highest and growth > KL_GROWTH * largest_kn[0][now - 2]:
+            row = int(row_n[now])
+            yield Sign("policy", row, moves=[read.change("kl", "", row)])
+            return
+        rows = min(KL_ROWS, now // 2)
+        begin = now - rows
+        highest, largest = highest_n[begin], largest_kn[rows - 1][begin - rows]
+        if growth_kn[rows - 1][begin - rows] * KL_GROWTH > largest:  # it is still on its way from zero
+            continue
+        left_n = begin + 1 + np.flatnonzero(kl_n[begin + 1 : now + 1] > KL_LEFT * highest)
+        least = KL_GROWTH if len(left_n) > 1 else KL_GROWTH**2  # one row may be noise
+        if highest > 0 and kl_n[now] > least * highest and kl_n[now] - kl_n[begin] > KL_GROWTH * largest:
+            row = int(row_n[left_n[0]])
+            own = Move("kl", "", row, row + 1, float(kl_n[now]), float(highest), math.nan)
+            known = [move for move in read.moves["kl", ""] if row <= move.row <= row_n[now]]
+            yield Sign("policy", row, moves=known[:1] or [own])
+            return
+
+
+def lower_reward(read: Readings) -> Iterator[Sign]:
+    """A reward that lies below the rows before, in some rows in a row, in their mean by more than these differ.
+
+    Relative to the highest so far, since it rises as the policy learns, and soon learns again.
+    """
+    row_n = np.flatnonzero(np.isfinite(read.column("reward")))
+    reward_n = read.column("reward")[row_n]
+    if len(reward_n) < FEWEST_ROWS or not reward_n.any():
+        return
+    with np.errstate(invalid="ignore"):
+        share_n = reward_n / np.maximum.accumulate(np.abs(reward_n))
+    (lowest_n, highest_n), later_kn = range_before(share_n), rows_from(share_n)
+    least_n = np.fmax(REWARD_FALL * more_of_fewer(later_kn), highest_n - lowest_n)
+    fell_n = (lowest_n - np.nanmean(later_kn, axis=0) > least_n) & (lowest_n - np.fmax.reduce(later_kn) > least_n / 2)
+    for row in row_n[fell_n].tolist():
+        if row > read.settled:
+            yield Sign("reward", row, moves=[read.change("reward", "", row)])
+            return
+
+
+def leaves_range(read: Readings, name: str, least: float) -> Iterator[Sign]:
+    """What lies by so much beyond the rows before, in some rows in a row, as of the samples of a policy."""
+    value_m = read.column(name)
+    grows = name == "sample_weight_rms"
+    with np.errstate(invalid="ignore", divide="ignore"):
+        if name == "sample_weight":
+            value_m = value_m / read.column("sample_weight_rms")
+        elif grows:
+            value_m = np.log(value_m)
+    row_n = np.flatnonzero(np.isfinite(value_m))
+    value_n = value_m[row_n]
+    if len(value_n) < FEWEST_ROWS:
+        return
+    later_kn = rows_from(value_n)
+    if grows:
+        away_n = np.fmin.reduce(later_kn) - np.append(math.inf, np.maximum.accumulate(value_n)[:-1])
+        least_n = np.full(len(value_n), least)
+    else:
+        lowest_n, highest_n = range_before(value_n)
+        above_n, below_n = np.fmin.reduce(later_kn) - highest_n, lowest_n - np.fmax.reduce(later_kn)
+        away_n, least_n = np.fmax(above_n, below_n), least * more_of_fewer(later_kn)
+    for n in np.flatnonzero(away_n > least_n).tolist():
+        if row_n[n] > read.settled and n >= FEWEST_ROWS - 1:
+            row, own_n = int(row_n[n]), read.column(name)[row_n]
+            before = float(np.median(own_n[max(0, n - USUAL) : n]))
+            move = Move(name, "", row, len(read.step_m), float(own_n[n]), before, math.nan)
+            yield Sign(quantities()[name]["kind"], row, moves=[move])
+            return

@@ -1,0 +1,332 @@
+"""Signs in the weights, gradients, updates and outputs of parts of the model."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from itertools import chain, pairwise
+
+import numpy as np
+
+from lab.core.windows import Numbers
+from labwatch.recordings.moves import TIMES_LARGEST, TINY, Move, moves_of
+from labwatch.recordings.readings import (
+    BACK,
+    CALM_STEPS,
+    FEWEST_ROWS,
+    LASTING,
+    LASTS,
+    MOST,
+    Readings,
+    Sign,
+    is_harmless,
+    more_of_fewer,
+    quantities,
+    range_before,
+    rows_from,
+)
+
+# A block is unlike the others from the first row on if its weights are larger by this factor than their median.
+# Or if its attention logits are so many times smaller, as those of small queries and keys.
+UNLIKE, SMALLER_LOGITS = 4.0, 30.0
+# Attention has collapsed if its entropy is so small, in nats.
+COLLAPSED = 0.05
+# A model is sure of what it predicts if its output logits have this standard deviation. It has learned nothing if those
+# of labels lie by less than so many deviations above the others. Attention and routers are sure if their largest logits
+# are so large. Initial matrices are wide if one makes random numbers so many times as large, and narrow if none makes
+# them more than so large; a gain of one keeps their size.
+SURE, LIKELIER, SURE_LOGITS, WIDE, NARROW = 3.0, 0.5, 8.0, 3.0, 0.02
+# Weights have moved by more than their updates can if it is so many times what these explain. The first are small. They
+# stay behind their updates if the logarithm of that is so far below the rows before, for some rows.
+BEYOND_UPDATES, OF_FIRST, BEHIND_UPDATES = 3.4, 2.0, 0.65
+# What a block makes of its input, or its attention logits, change apart from the others if their logarithm changes by
+# so much more, by so many times the median spread of the others, and by ``TIMES_LARGEST`` times as much as ever: blocks
+# drift apart while they learn, each at its own time. Logits smaller than the least are harmless.
+APART, LOGITS_APART, SPREADS, LEAST_LOGIT = 0.7, 2.0, 8.0, 1.0
+# Gradients change apart from those of the next part by this factor.
+GRADIENTS_APART = 3.0
+# What writes weights in more steps than this that lie apart, or in the first steps, does so by habit, unless it began
+# later than so many times the steps that lie between.
+HABIT, LATE_HABIT = 2, 5
+
+
+def not_finite(read: Readings) -> Iterator[Sign]:
+    """The first row with numbers that are not finite, by the parts in which they are."""
+    scaled = read.has("loss_scale")
+    of_names = {what: read.named(f"{what}_not_finite") for what in ("weight", "gradient", "update")}
+    rows = [next(iter(rows)) for what, rows in of_names.items() if rows and not (scaled and what == "gradient")]
+    names = ("block_rms", "param_rms", "attention_logit_max", *(() if scaled else ("grad_rms",)), "update_rms")
+    infinite = {
+        (name, place): int(np.argmax(value_m))
+        for (name, place), column_m in read.recording.columns.items()
+        if name in names and place and (value_m := np.isinf(column_m)).any()
+    }
+    bad_step_n = read.recording.loss_step_n[~np.isfinite(read.recording.loss_n)]
+    began_well = len(bad_step_n) and bad_step_n[0] > read.recording.loss_step_n[0]
+    loss_at = int(bad_step_n[0]) if began_well and not scaled else None
+    if not rows and not infinite:
+        if loss_at is not None and read.column("row_share")[read.row_of(loss_at)] != 0:  # of no label, which is of data
+            yield Sign("not_finite", read.row_of(loss_at), at=loss_at)
+        return
+    first = min([*rows, *infinite.values()])
+    at = loss_at if loss_at is not None and loss_at <= read.step_m[first] else None
+    for what in ("weight", "activation", "gradient", "update"):
+        parts = of_names.get(what, {}).get(first, {})
+        if what == "activation":
+            found = [
+                place for (name, place), row in infinite.items() if row == first and name.startswith(("block", "att"))
+            ]
+            parts = {place: [] for place in found[:1]} if len(found) < len(read.blocks) or len(found) == 1 else {}
+        if parts and not (what == "gradient" and scaled):
+            yield Sign(
+                "not_finite", first, sorted(parts), weights=[name for of in parts.values() for name in of], at=at
+            )
+            return
+    yield Sign("not_finite", first, sorted({place for (_, place), row in infinite.items() if row == first}), at=at)
+
+
+def zero_gradients(read: Readings) -> Iterator[Sign]:
+    """Weights whose gradients are exactly zero in some rows in a row."""
+    rows = {row: parts for row, parts in read.named("gradient_zero").items() if not read.teach_nothing_m[row]}
+    end = len(read.step_m)
+    for row, parts in rows.items():
+        lasts = LASTING + (row == 0)  # behind two matrices that are zero at first there are no gradients in two updates
+        is_first = row == next(filter(None, rows), None) and row >= LASTING  # and the last row may show it alone
+        then = [rows.get(later, {}) for later in range(row + 1, min(row + lasts, end) if is_first else row + lasts)]
+        lasting = {
+            place: kept
+            for place, names in parts.items()
+            if (kept := [name for name in names if all(name in zero.get(place, []) for zero in then)])
+        }
+        if lasting:
+            yield Sign("dead", row, sorted(lasting), weights=[name for of in lasting.values() for name in of])
+            return
+
+
+def silent(read: Readings) -> Iterator[Sign]:
+    """Blocks of which something is zero from one row on that never was; one block whose attention has collapsed."""
+    for name in ("block_rms", "attention_logit_max", "attention_entropy", "router_logit_max"):
+        least = COLLAPSED if name == "attention_entropy" else 0.0
+        rows = dict[str, int]()
+        for block in read.blocks:
+            value_m = np.abs(read.column(name, block))
+            row_n = np.flatnonzero(np.isfinite(value_m))
+            usual = int((value_m[row_n] > least).sum())
+            if LASTING <= usual < len(row_n) and (value_m[row_n[usual:]] <= least).all():
+                rows[block] = int(row_n[usual])
+        for block, row in rows.items() if not least or len(rows) == 1 else ():  # it collapses in all by what they get
+            yield Sign(quantities()[name]["kind"], row, [block], [read.change(name, block, row)], is_exact=not least)
+
+
+def frozen(read: Readings) -> Iterator[Sign]:
+    """Parts that lose their gradients, or whose updates become zero, while others are trained."""
+    places = read.recording.places("grad_rms")
+    for place in () if read.takes_turns else places:
+        is_trained_m = np.isfinite(read.column("grad_rms", place)) & ~(read.column("update_ratio", place) == 0)
+        others_m = np.zeros(len(is_trained_m), dtype=bool)
+        for other in places:
+            others_m |= np.isfinite(read.column("grad_rms", other)) & (other != place)
+        lost = np.flatnonzero(~is_trained_m & others_m & (read.column("lr") != 0))
+        if len(lost) and not is_trained_m[lost[0] :].any() and is_trained_m[: lost[0]].any():
+            yield Sign("frozen", int(lost[0]), [place])
+
+
+def lost_gradients(read: Readings) -> Iterator[Sign]:
+    """Weights that get no gradient any more, in no row from one on, though they did in those before."""
+    yield from _never_again(read, read.named("gradient_missing"))
+
+
+def lost_updates(read: Readings) -> Iterator[Sign]:
+    """Weights of some parts whose updates are zero in each row from one on, while the rate is not much lower.
+
+    Unless those of others are so by chance, now and then, as of scalars under an optimizer that masks signs.
+    """
+    rate_m, places = read.column("lr"), read.recording.places("update_ratio")
+    high_m = rate_m >= BACK * np.fmax.accumulate(rate_m)
+    rows = {row: of for row, of in read.named("update_zero").items() if len(of) < MOST * len(places)}
+    signs = list(_never_again(read, rows))
+    if {name for sign in signs for name in sign.weights} == {x for of in rows.values() for x in chain(*of.values())}:
+        yield from (sign for sign in signs if high_m[sign.row])
+
+
+def _never_again(read: Readings, lacking: Mapping[int, Mapping[str, list[str]]]) -> Iterator[Sign]:
+    """Weights that lack something in each row from one on, and in none before."""
+    updates_pm = [read.column("update_ratio", place) for place in read.recording.places("update_ratio")]
+    missing, found = defaultdict[tuple[str, str], list[int]](list), defaultdict[int, list[tuple[str, str]]](list)
+    measured = [
+        row for row in range(len(read.step_m)) if row in lacking or any(np.isfinite(m[row]) for m in updates_pm)
+    ]
+    for row, parts in lacking.items():
+        for place, names in parts.items():
+            for name in names:
+                missing[place, name].append(row)
+    for key, rows in missing.items():
+        if rows == [row for row in measured if row >= rows[0]]:
+            found[rows[0]].append(key)
+    for row, lost in () if read.takes_turns else found.items():
+        weights = [name for _, name in lost]
+        yield Sign("frozen", row, sorted({place for place, _ in lost}), weights=weights, is_exact=True)
+
+
+def written_weights(read: Readings) -> Iterator[Sign]:
+    """Weights that something else than the optimizer writes, unless it always did or does so again and again."""
+    start = int(read.recording.loss_step_n[0]) if len(read.recording.loss_step_n) else 0
+    early = start + CALM_STEPS
+    of_habit = {
+        name for step, parts in read.recording.written.items() if step < early for of in parts.values() for name in of
+    }  # as an average of the weights that is a part of the model
+    written = [
+        (step, {place: rest for place, names in parts.items() if (rest := [x for x in names if x not in of_habit])})
+        for step, parts in read.recording.written.items()
+    ]
+    begun = [(step, parts) for (_, before), (step, parts) in pairwise([(0, {}), *written]) if parts and not before]
+    if len(begun) > HABIT:
+        (first, _), (second, _), *_ = begun
+        is_late = first - start > LATE_HABIT * (second - first)
+        begun = begun[:1] if is_late else []
+    for step, parts in begun:
+        names = [name for of in parts.values() for name in of]
+        yield Sign("weights", read.row_of(step), sorted(parts), weights=names, is_exact=True, at=step)
+
+
+def lost_counts(read: Readings) -> Iterator[Sign]:
+    """Optimizers that have counted fewer updates than at the row before."""
+    found = dict[int, list[Move]]()
+    for place in read.recording.places("state_updates"):
+        count_m = read.column("state_updates", place)
+        for row in (np.flatnonzero(np.diff(count_m) < 0) + 1).tolist():
+            move = Move("state_updates", place, row, row + 1, float(count_m[row]), float(count_m[row - 1]), math.nan)
+            found.setdefault(row, []).append(move)
+    for row, moves in found.items():
+        yield Sign("optimizer", row, [move.place for move in moves], moves, is_exact=True)
+
+
+def unlike_weights(read: Readings) -> Iterator[Sign]:
+    """Blocks whose weights are larger than those of the other blocks from the first row on."""
+    rms = read.at_start("param_rms")
+    for block, value in rms.items():
+        usual = float(np.median([other for name, other in rms.items() if name != block] or [math.nan]))
+        if len(rms) >= 3 and value > UNLIKE * usual:
+            yield Sign("weights", 0, [block], [Move("param_rms", block, 0, 1, value, usual, math.inf)])
+    logits = read.at_start("attention_logit_max")
+    for block, value in logits.items():
+        least = min([other for name, other in logits.items() if name != block], default=math.nan)
+        if len(logits) >= 3 and 0 < value * SMALLER_LOGITS < least:
+            yield Sign("weights", 0, [block], [Move("attention_logit_max", block, 0, 1, value, least, math.inf)])
+
+
+def unusual_initial_values(read: Readings) -> Iterator[Sign]:
+    """Initial matrices that are all too small; or ones that are too large, as logits may show, too.
+
+    These may be so after training, so labels are no more likely than other tokens.
+    """
+    gains = [
+        Move("weight_gain", place, 0, 1, float(read.column("weight_gain", place)[0]), math.nan, math.inf)
+        for place in read.recording.places("weight_gain")
+    ]
+    if gains and max(gain.value for gain in gains) < NARROW:
+        yield Sign("weights", 0, [gain.place for gain in gains], gains)
+    names = ("output_logit_rms", "output_logit_mean", "log_z", "label_loss")
+    rms, mean, log_z, label_loss = (float(read.column(name)[0]) for name in names)
+    deviation = math.sqrt(max(rms**2 - mean**2, 0.0))
+    if not log_z - mean - label_loss < LIKELIER * deviation:
+        return
+    if wide := [gain for gain in gains if gain.value > WIDE]:
+        yield Sign("weights", 0, [gain.place for gain in wide], wide)
+    if deviation > SURE:
+        yield Sign("output_logits", 0, moves=[Move("output_logit_rms", "", 0, 1, rms, math.nan, math.inf)])
+    for name in ("attention_logit_max", "router_logit_max"):
+        logits = read.at_start(name)
+        if logits and min(logits.values()) > SURE_LOGITS:
+            of_blocks = [Move(name, block, 0, 1, of, math.nan, math.inf) for block, of in logits.items()]
+            yield Sign(quantities()[name]["kind"], 0, moves=of_blocks)
+
+
+def weights_beyond_updates(read: Readings) -> Iterator[Sign]:
+    """Weights that are farther from where they were at the row before than all updates between can have moved them."""
+    least_m = BEYOND_UPDATES * np.where(np.arange(len(read.step_m)) < 2, OF_FIRST, 1.0)
+    for place in read.recording.places("change_over_updates"):
+        beyond_m = read.column("change_over_updates", place)
+        if (beyond_m > least_m).any():
+            row = int(np.argmax(beyond_m > least_m))
+            names = read.recording.names.get(("weight_moved", place), {}).get(row, [])
+            move = Move("change_over_updates", place, row, row + 1, float(beyond_m[row]), 1.0, math.nan)
+            yield Sign("weights", row, [place], [move], names, is_exact=True)
+
+
+def weights_behind_updates(read: Readings) -> Iterator[Sign]:
+    """Weights that, in some rows in a row, move less far with the same updates than in the rows before."""
+    name = "change_over_updates"
+    for place in read.recording.places(name):
+        row_n = np.flatnonzero(read.column(name, place) > 0)
+        log_n = np.log(read.column(name, place)[row_n])
+        later_kn, (lowest_n, _) = rows_from(log_n), range_before(log_n)
+        for n in np.flatnonzero(
+            lowest_n - np.fmax.reduce(later_kn) > BEHIND_UPDATES * more_of_fewer(later_kn)
+        ).tolist():
+            if n >= FEWEST_ROWS and row_n[n] > read.settled:
+                yield Sign("optimizer", int(row_n[n]), [place], [read.change(name, place, int(row_n[n]))])
+                break
+
+
+def outputs_apart(read: Readings) -> Iterator[Sign]:
+    """Blocks whose output changed against their input, and apart from the outputs of other blocks."""
+    gain_pm, entering_m = dict[str, Numbers](), read.column("input_rms")
+    for block in read.blocks:
+        leaving_m = read.column("block_rms", block)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            gain_pm[block] = leaving_m / entering_m
+        entering_m = leaving_m
+    yield from _apart(read, gain_pm, APART, "block_rms", "activations")
+
+
+def logits_apart(read: Readings) -> Iterator[Sign]:
+    """Blocks whose largest attention logit changed apart from those of the other blocks."""
+    logit_pm = {block: read.column("attention_logit_max", block) for block in read.blocks}
+    of_size_pm = {block: np.maximum(logit_m, LEAST_LOGIT) for block, logit_m in logit_pm.items()}
+    yield from _apart(read, of_size_pm, LOGITS_APART, "attention_logit_max", "attention")
+
+
+def gradients_apart(read: Readings) -> Iterator[Sign]:
+    """Parts whose gradients changed against those of the next part on the way to the loss, and for some rows.
+
+    So a part counts from which on the backward pass goes wrong, and not all to which it comes after that.
+    """
+    parts = [part for part in ("embedding", *read.blocks, "head") if part in read.places]
+    for part, later in pairwise(parts):
+        with np.errstate(invalid="ignore", divide="ignore"):
+            ratio_m = read.column("grad_rms", part) / read.column("grad_rms", later)
+        for move in moves_of("grad_rms", part, ratio_m, read.settled):
+            lasts = move.end - move.row >= LASTS or move.end == len(read.step_m)
+            if move.row > read.settled and lasts and abs(move.change) > math.log(GRADIENTS_APART):
+                own, other = (read.change("grad_rms", each, move.row) for each in (part, later))
+                farther = own if abs(own.change) >= abs(other.change) else other
+                yield Sign("gradients", move.row, [farther.place], [farther], begins=True)
+                return
+
+
+def _changes(value_m: Numbers) -> Numbers:
+    """The logarithm of the factor to each row from the last one before that is finite; NaN where it is not."""
+    row_n = np.flatnonzero(np.isfinite(value_m))
+    change_m = np.full(len(value_m) - 1, math.nan)
+    change_m[row_n[1:] - 1] = np.diff(np.log(np.maximum(value_m[row_n], TINY)))
+    return change_m
+
+
+def _apart(read: Readings, value_pm: Mapping[str, Numbers], least: float, quantity: str, kind: str) -> Iterator[Sign]:
+    """The first row at which the logarithm of a block changed by so much more or less than those of the others."""
+    change_pm = {block: _changes(value_m) for block, value_m in value_pm.items()}
+    for block, change_m in change_pm.items():
+        others_pm = np.array([of_other_m for other, of_other_m in change_pm.items() if other != block])
+        if len(others_pm) > 1:
+            usual_m = np.median(others_pm, axis=0)
+            spread_m = np.median(np.abs(others_pm - usual_m), axis=0)
+            away_m = np.nan_to_num(np.abs(change_m - usual_m))
+            largest_m = np.append(0.0, np.maximum.accumulate(away_m)[:-1])
+            is_apart_m = away_m > np.maximum(least, np.maximum(SPREADS * spread_m, TIMES_LARGEST * largest_m))
+            is_apart_m[: read.settled] = False
+            if is_apart_m.any():
+                row = int(np.argmax(is_apart_m)) + 1
+                moves = [read.change(quantity, block, row)]  # without code or weights that changed, it may be learned
+                yield Sign(kind, row, [block], moves, is_harmless=is_harmless(read, row))
