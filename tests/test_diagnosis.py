@@ -468,6 +468,31 @@ def test_initial_matrices_of_another_size_are_said(
     assert [(first.kind, first.parts, first.step) for first in found] == [("weights", parts, 0)] * (parts is not None)
 
 
+@pytest.mark.parametrize(
+    ("factor", "label_loss", "is_said"),
+    [(50, 12.0, True), (50, 2.0, True), (5, 12.0, False), (0.01, 12.0, True), (0.01, 2.0, False), (0.1, 12.0, False)],
+)
+def test_updates_of_another_size_than_those_of_models_that_learn_are_said(
+    factor: float, label_loss: float, is_said: bool, tmp_path: Path
+) -> None:
+    """Small ones only of a model that has learned nothing, as those of fine-tuning are small by plan."""
+    fault = both(sure(label_loss, deviation=1.0), times(factor, *of_all("update_ratio"), at=0))
+    said = [
+        (found.kind, found.parts, found.since, found.step) for found in findings(planted(tmp_path / "a.jsonl", fault))
+    ]
+    assert said == [("rate", [], None, 0)] * is_said
+
+
+def test_updates_of_a_warm_up_that_goes_on_are_not_too_small(tmp_path: Path) -> None:
+    def warms_up(row: Row, step: int) -> None:
+        for column in of_all("update_ratio"):
+            if column in row:
+                row[column] *= (step + 1) / 2000
+
+    fault = both(sure(12.0, deviation=1.0), warms_up)
+    assert not findings(planted(tmp_path / "probes.jsonl", fault))
+
+
 @pytest.mark.parametrize("healthy", [sure(label_loss=2.0), sure(label_loss=12.0, deviation=1.0)])
 def test_a_model_may_be_sure_and_right_from_the_first_row_or_know_nothing(healthy: Any, tmp_path: Path) -> None:
     """As one that was loaded, or one that has just been made."""

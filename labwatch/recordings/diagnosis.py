@@ -114,7 +114,7 @@ def diagnose(recording: Recording) -> Diagnosis:
     return Diagnosis(sorted(findings, key=lambda finding: finding.step), outcomes)
 
 
-AT_START = ("zero gradients", "initial weights", "initial values")
+AT_START = ("zero gradients", "initial weights", "initial values", "sizes of updates")
 
 
 def _outcome(read: Readings, column: str, signs: Sequence[Sign]) -> str:

@@ -31,6 +31,7 @@ CALM_STEPS = 20  # after which what did not change in them is not changed by a h
 BACK = 0.5  # the share of what it was at which a learning rate is as high again
 SOLVED = 0.02  # so near to its highest, relatively, a reward is as good as that
 LARGEST = 600.0  # of which the exponential is finite
+LIKELIER = 0.5  # deviations by which logits of labels lie above the others at most where a model knows nothing
 LASTS = 3  # rows after which a move is not that of single batches
 LASTING = 2  # rows in which something that is exactly zero stays so
 FEWEST_ROWS = 3
@@ -118,6 +119,18 @@ class Readings:
         # so that gradients are zero, or small
         self.teach_nothing_m = (self.column("zero_variance_groups") == 1) | self.solved_m
         self.rises = [] if self.is_of_rewards else rises_of_loss(recording.loss_step_n, recording.loss_n)
+
+    @cached_property
+    def initial_deviation(self) -> float:
+        """The standard deviation of the output logits in the first row."""
+        rms, mean = (float(self.column(name)[0]) for name in ("output_logit_rms", "output_logit_mean"))
+        return math.sqrt(max(rms**2 - mean**2, 0.0))
+
+    @cached_property
+    def knows_nothing(self) -> bool:
+        """Whether labels are no more likely than other tokens in the first row; False where this is not known."""
+        mean, log_z, label_loss = (float(self.column(name)[0]) for name in ("output_logit_mean", "log_z", "label_loss"))
+        return log_z - mean - label_loss < LIKELIER * self.initial_deviation
 
     @cached_property
     def takes_turns(self) -> bool:

@@ -32,11 +32,13 @@ from labwatch.recordings.readings import (
 UNLIKE, SMALLER_LOGITS = 4.0, 30.0
 # Attention has collapsed if its entropy is so small, in nats.
 COLLAPSED = 0.05
-# A model is sure of what it predicts if its output logits have this standard deviation. It has learned nothing if those
-# of labels lie by less than so many deviations above the others. Attention and routers are sure if their largest logits
-# are so large. Initial matrices are wide if one makes random numbers so many times as large, and narrow if none makes
-# them more than so large; a gain of one keeps their size.
-SURE, LIKELIER, SURE_LOGITS, WIDE, NARROW = 3.0, 0.5, 8.0, 3.0, 0.02
+# A model is sure of what it predicts if its output logits have this standard deviation. Attention and routers are sure
+# if their largest logits are so large. Initial matrices are wide if one makes random numbers so many times as large,
+# and narrow if none makes them more than so large; a gain of one keeps their size.
+SURE, SURE_LOGITS, WIDE, NARROW = 3.0, 8.0, 3.0, 0.02
+# Updates are too large if at first those of most parts change weights by such a share of their size, and too small if
+# over so many steps, of a model that knew nothing, they never do by such a share.
+LARGE_UPDATES, SMALL_UPDATES, SMALL_STEPS = 0.04, 1e-4, 100
 # Weights have moved by more than their updates can if it is so many times what these explain. The first are small. They
 # stay behind their updates if the logarithm of that is so far below the rows before, for some rows.
 BEYOND_UPDATES, OF_FIRST, BEHIND_UPDATES = 3.4, 2.0, 0.65
@@ -227,20 +229,31 @@ def unusual_initial_values(read: Readings) -> Iterator[Sign]:
     ]
     if gains and max(gain.value for gain in gains) < NARROW:
         yield Sign("weights", 0, [gain.place for gain in gains], gains)
-    names = ("output_logit_rms", "output_logit_mean", "log_z", "label_loss")
-    rms, mean, log_z, label_loss = (float(read.column(name)[0]) for name in names)
-    deviation = math.sqrt(max(rms**2 - mean**2, 0.0))
-    if not log_z - mean - label_loss < LIKELIER * deviation:
+    if not read.knows_nothing:
         return
     if wide := [gain for gain in gains if gain.value > WIDE]:
         yield Sign("weights", 0, [gain.place for gain in wide], wide)
-    if deviation > SURE:
+    if read.initial_deviation > SURE:
+        rms = float(read.column("output_logit_rms")[0])
         yield Sign("output_logits", 0, moves=[Move("output_logit_rms", "", 0, 1, rms, math.nan, math.inf)])
     for name in ("attention_logit_max", "router_logit_max"):
         logits = read.at_start(name)
         if logits and min(logits.values()) > SURE_LOGITS:
             of_blocks = [Move(name, block, 0, 1, of, math.nan, math.inf) for block, of in logits.items()]
             yield Sign(quantities()[name]["kind"], 0, moves=of_blocks)
+
+
+def unusual_updates(read: Readings) -> Iterator[Sign]:
+    """Updates that are too large for the weights from the start, or that stay too small for a model to learn."""
+    ratio_pm = np.array([read.column("update_ratio", place) for place in read.recording.places("update_ratio")])
+    known_m = np.isfinite(ratio_pm).any(axis=0) if len(ratio_pm) else np.zeros(0, dtype=bool)
+    if not known_m.any():
+        return
+    ratio_n = np.nanmedian(ratio_pm[:, known_m], axis=0)
+    at_first, largest = float(ratio_n[: read.settled + 1].max()), float(ratio_n.max())
+    is_small = 0 < largest < SMALL_UPDATES and len(ratio_n) >= FEWEST_ROWS and read.step_m[-1] >= SMALL_STEPS
+    if at_first > LARGE_UPDATES or (is_small and read.knows_nothing):
+        yield Sign("rate", 0, moves=[Move("update_ratio", "", 0, 1, at_first, math.nan, math.inf)])
 
 
 def weights_beyond_updates(read: Readings) -> Iterator[Sign]:
