@@ -470,7 +470,14 @@ def test_initial_matrices_of_another_size_are_said(
 
 @pytest.mark.parametrize(
     ("factor", "label_loss", "is_said"),
-    [(50, 12.0, True), (50, 2.0, True), (5, 12.0, False), (0.01, 12.0, True), (0.01, 2.0, False), (0.1, 12.0, False)],
+    [
+        (200, 12.0, True),
+        (200, 2.0, True),
+        (50, 12.0, False),
+        (0.01, 12.0, True),
+        (0.01, 2.0, False),
+        (0.1, 12.0, False),
+    ],
 )
 def test_updates_of_another_size_than_those_of_models_that_learn_are_said(
     factor: float, label_loss: float, is_said: bool, tmp_path: Path
@@ -483,6 +490,24 @@ def test_updates_of_another_size_than_those_of_models_that_learn_are_said(
     assert said == [("rate", [], None, 0)] * is_said
 
 
+@pytest.mark.parametrize(
+    ("updates", "gradients", "is_said"),
+    [(0.2, 1.0, True), (5.0, 1.0, True), (0.2, 0.2, False), (5.0, 5.0, False), (0.5, 1.0, False)],
+)
+def test_updates_that_change_and_their_gradients_do_not_are_said(
+    updates: float, gradients: float, is_said: bool, tmp_path: Path
+) -> None:
+    """As of second moments that were read as their roots."""
+    until = AT + 15
+    fault = both(
+        varies([f"update_rms/{part}" for part in PARTS], 0.3),
+        times(updates, *(f"update_rms/{part}" for part in PARTS), until=until),
+        times(gradients, *of_all("grad_rms"), until=until),
+    )
+    found = [first for first in findings(planted(tmp_path / "probes.jsonl", fault)) if first.kind == "optimizer"]
+    assert [(first.parts, first.step) for first in found] == [([], AT)] * is_said
+
+
 def test_updates_of_a_warm_up_that_goes_on_are_not_too_small(tmp_path: Path) -> None:
     def warms_up(row: Row, step: int) -> None:
         for column in of_all("update_ratio"):
@@ -491,6 +516,15 @@ def test_updates_of_a_warm_up_that_goes_on_are_not_too_small(tmp_path: Path) -> 
 
     fault = both(sure(12.0, deviation=1.0), warms_up)
     assert not findings(planted(tmp_path / "probes.jsonl", fault))
+
+
+@pytest.mark.parametrize("label_loss", [12.0, 2.0])
+def test_weights_and_a_residual_stream_that_are_large_at_first_are_said(label_loss: float, tmp_path: Path) -> None:
+    """Of a model that knows nothing, since training may have made them large."""
+    grown = both(times(50, "param_rms/embedding", at=0), times(20, *of_all("block_rms"), at=0))
+    found = findings(planted(tmp_path / "probes.jsonl", both(sure(label_loss, deviation=1.0), grown)))
+    said = [(first.kind, first.parts, first.since, first.step) for first in found]
+    assert said == [("weights", ["embedding"], None, 0), ("activations", [], None, 0)] * (label_loss > 2)
 
 
 @pytest.mark.parametrize("healthy", [sure(label_loss=2.0), sure(label_loss=12.0, deviation=1.0)])
@@ -593,6 +627,12 @@ SCHEDULES: dict[str, dict[str, list[tuple[int, Any]]]] = {
     "three drops": {"lr": [(0, 1.0), (100, [1.0, 0.1]), (180, [0.1, 0.01]), (250, [0.01, 1e-3])]},
     "restarts": {"lr": [(0, 1.0), (100, 0.2), (101, [0.2, 0.5]), (200, 0.1)]},
     "a step decay": {"lr": [(0, 1.0), (150, [1.0, 0.2]), (299, 0.2)]},
+    "a weight decay that grows all the time": {
+        "weight_decay": [(step, 0.01 * 1.02**step) for step in range(0, 300, 5)]
+    },
+    "a weight decay that ends": {
+        "weight_decay": [(0, 0.1), *((step, 0.0005 * (300 - step)) for step in range(200, 300, 5))]
+    },
     "an update that a loss scaler leaves out": {"updates_in_a_step": [(150, [1, 0]), (151, [0, 1])]},
 }
 
@@ -632,6 +672,19 @@ def test_a_rate_that_rises_to_another_peak_is_said_where_it_begins(peak: float, 
 
     said = [(found.kind, found.step) for found in findings(planted(tmp_path / "probes.jsonl", tell))]
     assert said == [("rate", 201)] * is_said
+
+
+@pytest.mark.parametrize(("setting", "growth"), [("weight_decay", 1.3), ("max_norm", 0.95)])
+def test_a_setting_that_was_constant_and_goes_away_step_by_step_is_said(
+    setting: str, growth: float, tmp_path: Path
+) -> None:
+    def tell(row: Row, step: int) -> None:
+        if "lr" in row and (step == 0 or step > AT):
+            row["settings"] = {"0.0": {"of": PARTS, setting: 0.1 * growth ** max(0, step - AT - 2)}}
+
+    (found,) = findings(planted(tmp_path / "probes.jsonl", tell))
+    assert (found.kind, found.since, found.step) == ("optimizer", AT, AT + 5)
+    assert f"{setting} went from 0.1 to" in sentence(found)
 
 
 def test_a_rate_that_drops_again_and_again_after_it_was_constant_is_said_at_the_first_drop(tmp_path: Path) -> None:
@@ -901,7 +954,7 @@ def test_logits_that_are_negative_are_not_zero(tmp_path: Path) -> None:
     assert not findings(planted(tmp_path / "probes.jsonl", negative, every=100))
 
 
-@pytest.mark.parametrize(("lasts", "noise", "is_said"), [(STEPS, 0.02, True), (10, 0.02, False), (STEPS, 0.3, False)])
+@pytest.mark.parametrize(("lasts", "noise", "is_said"), [(STEPS, 0.02, True), (10, 0.02, False), (STEPS, 0.5, False)])
 @pytest.mark.parametrize("fall", [0.35, 0.2])
 def test_a_reward_that_falls_by_less_than_half_and_stays_there_is_said(
     fall: float, lasts: int, noise: float, is_said: bool, tmp_path: Path
@@ -940,6 +993,20 @@ def test_tokens_that_differ_a_little_less_for_good_are_said(
     assert [(found.kind, found.step) for found in said] == [("data", AT)] * is_said
 
 
+@pytest.mark.parametrize(("lowest", "is_said"), [(0.5, True), (0.88, False)])
+def test_a_reward_that_falls_slowly_is_said_where_its_divergence_turned(
+    lowest: float, is_said: bool, tmp_path: Path
+) -> None:
+    def tell(row: Row, step: int) -> None:
+        if "lr" in row:
+            noise = np.random.default_rng(step).uniform(-0.03, 0.03)
+            row["reward"] = max(lowest, 0.5 + 0.4 * min(1.0, step / 100) - 0.004 * max(0, step - AT)) + noise
+            row["kl"] = (0.3 if step < AT else 0.3 * 0.9 ** ((step - AT) / 5 + 2)) * math.exp(noise)
+
+    said = [(found.kind, found.step) for found in findings(planted(tmp_path / "probes.jsonl", tell))]
+    assert said == [("reward", AT)] * is_said
+
+
 @pytest.mark.parametrize("usual", [0.7, -0.7])
 def test_a_reward_that_turns_negative_or_falls_further_is_said(usual: float, tmp_path: Path) -> None:
     def rewards(fall: float) -> Callable[[Row, int], None]:
@@ -952,7 +1019,7 @@ def test_a_reward_that_turns_negative_or_falls_further_is_said(usual: float, tmp
     (found,) = findings(planted(tmp_path / "probes.jsonl", rewards(1.4)))
     assert (found.kind, found.since, found.step) == ("reward", AT - 5, AT)
     assert "reward fell from" in sentence(found)
-    assert not findings(planted(tmp_path / "probes.jsonl", rewards(0.1)))
+    assert not findings(planted(tmp_path / "probes.jsonl", rewards(0.05)))
 
 
 def test_rewards_around_zero_are_no_alarm(tmp_path: Path) -> None:

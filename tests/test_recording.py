@@ -63,14 +63,16 @@ Row = dict[str, Any]
 class Attention(nn.Module):
     """Causal attention by a fused kernel, with keys shared by two heads of queries."""
 
+    heads = HEADS
+
     def __init__(self) -> None:
         super().__init__()
         self.q_proj, self.o_proj = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.kv_proj = nn.Linear(WIDTH, WIDTH, bias=False)  # the gradient of a key's bias is nothing but rounding
 
     def forward(self, x: Tensor) -> Tensor:
-        q = self.q_proj(x).unflatten(-1, (HEADS, -1)).transpose(1, 2)
-        k, v = self.kv_proj(x).unflatten(-1, (2, 1, -1)).transpose(1, 3).unbind(2)
+        q = self.q_proj(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        k, v = self.kv_proj(x).unflatten(-1, (2, self.heads // HEADS, -1)).transpose(1, 3).unbind(2)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3, enable_gqa=True)
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
@@ -1144,7 +1146,36 @@ def test_what_changes_gradients_after_they_are_clipped_is_measured(max_norm: flo
     assert rows[10]["grad_edit/block0"] == pytest.approx(1, rel=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["coefficient", "function", "order", "sign", "same", "double"])
+def test_weights_that_a_pass_has_and_the_update_has_not_are_told(tmp_path: Path) -> None:
+    """As of a gather that has not ended, which no write to a weight shows."""
+    kept = dict[nn.Parameter, Tensor]()
+
+    def other_weights(step: int, model: Model) -> None:
+        for weight in model.layers[1].parameters() if step >= 8 else ():
+            kept[weight], weight.data = weight.data, weight.data * (torch.arange(weight.numel()) % 2).view_as(weight)
+
+    def own_weights(step: int, model: Model) -> None:
+        for weight, values in kept.items():
+            weight.data = values
+
+    rows = looped(tmp_path / "probes.jsonl", weights=other_weights, gradients=own_weights)
+    assert rows[5]["weights_in_pass/block1"] == rows[10]["weights_in_pass/block0"] == 1
+    assert 0.4 < rows[10]["weights_in_pass/block1"] < 0.6
+    (first, *_) = diagnose(read_recording(tmp_path / "probes.jsonl")).findings
+    assert (first.kind, first.parts, first.since, first.step) == ("weights", ["block1"], 5, 10)
+
+
+def test_another_number_of_heads_is_told(tmp_path: Path) -> None:
+    def heads(step: int, model: Model) -> None:
+        model.layers[1].attention.heads = 2 if step < 8 else 4
+
+    rows = looped(tmp_path / "probes.jsonl", weights=heads)
+    assert (rows[5]["attention_heads/block1"], rows[10]["attention_heads/block1"]) == (2, 4)
+    (first, *_) = diagnose(read_recording(tmp_path / "probes.jsonl")).findings
+    assert (first.kind, first.parts, first.since, first.step) == ("attention", ["block1"], 5, 10)
+
+
+@pytest.mark.parametrize("kind", ["coefficient", "function", "order", "sign", "axis", "same", "double"])
 def test_a_loss_that_is_computed_in_another_way_is_told(kind: str, tmp_path: Path) -> None:
     model = built()
 
@@ -1156,6 +1187,8 @@ def test_a_loss_that_is_computed_in_another_way_is_told(kind: str, tmp_path: Pat
             penalty = penalty.sqrt()
         elif changed == "order":
             penalty = logits.logsumexp(-1).mean().square()
+        elif changed == "axis":
+            penalty = logits.logsumexp(0).square().mean()
         usual = torch.zeros(())
         distance = usual - penalty if changed == "sign" else penalty - usual
         scale = 0.5 if changed == "coefficient" else 0.001
@@ -1170,11 +1203,12 @@ def test_a_loss_that_is_computed_in_another_way_is_told(kind: str, tmp_path: Pat
             *("now Mean(Logsumexp)", "now Pow(Mean)", "now Sub(Pow)"),
         ],
         "sign": ["no longer Sub(Mean)", "now Sub(data, Mean)"],
+        "axis": ["no longer Logsumexp(-1)", "now Logsumexp(0)"],
     }
     backward = torch.autograd.backward
     rows = run_with(model, tmp_path / "probes.jsonl", lambda step: None, loss)
     assert torch.autograd.backward is backward
-    assert sum("functions/loss" in row for row in rows) == 1 + (kind in ("coefficient", "function"))
+    assert sum("functions/loss" in row for row in rows) == 1 + (kind in ("coefficient", "function", "axis"))
     read = Readings(read_recording(tmp_path / "probes.jsonl"))
     check, _ = CHECKS["functions that are called"]
     signs, (found, checks) = [*check(read)], diagnose(read.recording)

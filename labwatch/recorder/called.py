@@ -196,13 +196,16 @@ def _name(node: Any) -> str:
 
 
 def _numbers(node: Any) -> Iterator[float]:
-    """The numbers that a function got beside tensors, but for whole ones, such as sizes and axes."""
+    """The numbers that a function got beside tensors; of whole ones, such as sizes, its axes alone."""
     for key in dir(node):
         value = getattr(node, key) if key.startswith("_saved_") else None
         if isinstance(value, Tensor) and (value.ndim, value.dtype, value.is_cpu) == (0, torch.float64, True):
             value = value.item()  # which is a number of Python
         if isinstance(value, float):
             yield value
+        elif key == "_saved_dim" and value is not None:
+            axes = value if isinstance(value, tuple) else (value,)
+            yield from (axis if axis < 2**63 else axis - 2**64 for axis in axes)  # those from the end are below zero
 
 
 def fingerprint(calls: Mapping[str, int]) -> int:

@@ -120,7 +120,7 @@ class Measurement:
         self.called = Called(model, parts)
         self.rows = 1  # of the batch
         self.tokens: Tensor | None = None  # of the batch ``[b t]``, if it is of tokens
-        self.of_backward = dict[str, Tensor]()
+        self.of_pass, self.of_backward = dict[str, Tensor](), dict[str, Tensor]()
         self.travelled = dict[str, tuple[float, float]]()
         self.number_of = {id(optimizer): number for number, optimizer in enumerate(optimizers)}
         self.name_of = self.called.name_of
@@ -301,6 +301,10 @@ class Measurement:
 
     @guarded
     def _keep_call(self, *call: Any) -> None:
+        for x in tensors(call[1:3]):
+            name = self.name_of.get(id(x), "")
+            if name and name not in self.of_pass and not self.called.is_sharded:
+                self.of_pass[name] = x.detach().float().flatten()[self._entries(name, x)]
         has_passed = any(kind == "block" for kind, _ in self.seen)
         self.called.keep(self.inside[-1] if self.inside else BETWEEN if has_passed else EMBEDDING, *call)
 
@@ -368,6 +372,7 @@ class Measurement:
             self.tally.add(Key("attention_entropy", place), activations.attention_entropy(weights_rbhts) / seeing)
             self.tally.add(Key("attention_ahead", place), ahead)
             self.tally.add(Key("attention_seen", place), seen)
+            self.tally.add(Key("attention_heads", place), scores_rbhts.shape[2])
 
     @guarded
     def _measure_head(self, _: nn.Module, __: Any, output: Tensor) -> None:
@@ -613,6 +618,8 @@ class Measurement:
         now, own = w.flatten()[self._entries(name, w)], rate(group)
         index = _index(self.optimizers[optimizer], group)
         travelled = self.settings.travelled[optimizer, index] - own  # up to this update, which is not made yet
+        if (in_pass := self.of_pass.get(name)) is not None:
+            self._add(name, "weights_in_pass", {name: (in_pass == now).double().mean()}, now)
         last = self.samples.get(name)
         if last is not None:
             self._add(name, "moved", {name: per_run_rms((now - last.values)[None])}, now)

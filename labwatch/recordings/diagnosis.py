@@ -103,6 +103,8 @@ def diagnose(recording: Recording) -> Diagnosis:
         if not sign.is_harmless
         if sign.row or not (name in AT_START or sign.kind in ("dead", "weights"))
     ]
+    clear = [sign.row for sign in later if not sign.is_vague]
+    later = [sign for sign in later if not (sign.is_vague and any(0 < row - sign.row <= USUAL for row in clear))]
     findings += [_first(read, rows, of_event) for rows, of_event in _events(read, later)]
     outcomes = {
         name: _outcome(read, column, signs[name])

@@ -63,7 +63,7 @@ def moves_of(quantity: str, place: str, value_m: Numbers, settled: int = 0) -> I
     log_n = np.log(np.maximum(value_m[row_n], TINY))
     if len(log_n) < 3:
         return
-    usual_n = _usual(log_n)
+    usual_n = usual(log_n)
     size_n = np.abs(log_n - usual_n)
     calm_n = np.isfinite(size_n)
     least, at, earlier = math.log(LEAST_FACTOR), 0, list[int]()
@@ -100,7 +100,7 @@ def moves_of(quantity: str, place: str, value_m: Numbers, settled: int = 0) -> I
         calm_n[n:at] = False
 
 
-def _usual(log_n: Numbers) -> Numbers:
+def usual(log_n: Numbers) -> Numbers:
     """The median of the ``USUAL`` numbers before each, of fewer where there are fewer; NaN for the first."""
     padded_n = np.concatenate([np.full(USUAL, math.nan), log_n])[:-1]
     usual_n: Numbers = np.full(len(log_n), math.nan)

@@ -74,6 +74,7 @@ class Sign(NamedTuple):
         at: the step at which it began, if that is known and lies between rows.
         begins: of several parts of which gradients changed, it names the one from which the backward pass did so.
         is_harmless: it is no alarm, since neither the loss nor gradients grew with it.
+        is_vague: some rows show it, and none alone, so a sign of one row that comes soon after it tells more.
     """
 
     kind: str
@@ -87,6 +88,7 @@ class Sign(NamedTuple):
     at: int | None = None
     begins: bool = False
     is_harmless: bool = False
+    is_vague: bool = False
 
 
 class Rise(NamedTuple):

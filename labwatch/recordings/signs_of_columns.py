@@ -10,8 +10,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from lab.core.windows import Numbers
-from labwatch.recordings.moves import USUAL, Move
+from lab.core.windows import NORMAL, Numbers
+from labwatch.recordings.moves import USUAL, Move, usual
 from labwatch.recordings.readings import (
     CONSTANT_CHANGE,
     FEWEST_ROWS,
@@ -52,7 +52,9 @@ SHIFT_ROWS, SHIFT_ERRORS, SHIFT = 8, 7.0, 0.1
 # It is no longer apart from it, since that is renewed with it, if from one row on the divergence is below such a share.
 KL_ROWS, KL_GROWTH, KL_LEFT, KL_GONE = 5, 2.0, 1.25, 1e-3
 # A reward has fallen if it is below the rows before by this share of the highest, and by more than they differ.
-REWARD_FALL = 0.15
+# It falls slowly if the median of ``USUAL`` rows is below the highest one by this share, and by more than one of so
+# many medians may be above another one by chance.
+REWARD_FALL, SLOW_FALL = 0.15, 0.1
 LEAPS = 4.0  # times what a share ever was
 MOST_HABITS = 0.5  # the share of parts in which a loop changes something by habit, so that small changes mean nothing
 
@@ -188,10 +190,9 @@ def _shifted(read: Readings, name: str, known: Mapping[str, Any]) -> Iterator[Si
     is_below_n = after_nk.max(1) < np.minimum.accumulate(log_n)[before]
     shift_n = np.abs(after_nk.mean(1) - mean_n[before])
     is_shifted_n = (is_above_n | is_below_n) & (shift_n > np.maximum(SHIFT_ERRORS * error_n[before], SHIFT))
-    for n in np.flatnonzero(is_shifted_n).tolist():
+    for n in np.flatnonzero(is_shifted_n)[:1].tolist():
         row = int(row_n[n + SHIFT_ROWS])
-        yield Sign(known["kind"], row, moves=[read.change(name, "", row)], is_exact=True)
-        return
+        yield Sign(known["kind"], row, moves=[read.change(name, "", row)], is_exact=True, is_vague=True)
 
 
 def _falls_faster(read: Readings, row: int) -> bool:
@@ -333,7 +334,8 @@ def leaves_reference(read: Readings) -> Iterator[Sign]:
 def lower_reward(read: Readings) -> Iterator[Sign]:
     """A reward that lies below the rows before, in some rows in a row, in their mean by more than these differ.
 
-    Relative to the highest so far, since it rises as the policy learns, and soon learns again.
+    Relative to the highest so far, since it rises as the policy learns, and soon learns again. Or one that
+    falls slowly.
     """
     row_n = np.flatnonzero(np.isfinite(read.column("reward")))
     reward_n = read.column("reward")[row_n]
@@ -344,10 +346,38 @@ def lower_reward(read: Readings) -> Iterator[Sign]:
     (lowest_n, highest_n), later_kn = range_before(share_n), rows_from(share_n)
     least_n = np.fmax(REWARD_FALL * more_of_fewer(later_kn), highest_n - lowest_n)
     fell_n = (lowest_n - np.nanmean(later_kn, axis=0) > least_n) & (lowest_n - np.fmax.reduce(later_kn) > least_n / 2)
-    for row in row_n[fell_n].tolist():
+    rows = [row for row in row_n[fell_n].tolist() if row > read.settled]
+    for row in rows[:1]:
+        yield Sign("reward", row, moves=[read.change("reward", "", row)])
+        return
+    for row in _slow_fall(read, row_n):
+        yield Sign("reward", row, moves=[read.change("reward", "", row)], is_vague=True)
+
+
+def _slow_fall(read: Readings, row_n: NDArray[np.intp]) -> Iterator[int]:
+    """The row from which the reward, or its KL divergence, stays away from where the reward was highest for some rows.
+
+    If it falls from there by much more than these differ, so that in as many rows it is lower than in all of them.
+    """
+    reward_n, kl_n = (read.column(name)[row_n] for name in ("reward", "kl"))
+    if len(reward_n) < 2 * USUAL:
+        return
+    window_nk = sliding_window_view(reward_n, USUAL)
+    median_n, size_n = np.median(window_nk, axis=1), np.maximum.accumulate(np.abs(reward_n))[USUAL - 1 :]
+    best_n = np.maximum.accumulate(np.where(median_n == np.maximum.accumulate(median_n), np.arange(len(median_n)), 0))
+    at_n, now_n = best_n[:-USUAL], np.arange(USUAL, len(median_n))
+    noise = NORMAL * float(np.nanmedian(np.abs(reward_n - usual(reward_n))))
+    least_n = np.fmax(SLOW_FALL * size_n[now_n], noise * np.sqrt(2 * np.log(now_n)))
+    fell_n = (median_n[at_n] - median_n[now_n] > least_n) & (window_nk[now_n].max(1) < window_nk[at_n].min(1))
+    for now in now_n[fell_n].tolist()[:1]:
+        best = slice(int(best_n[now - USUAL]), int(best_n[now - USUAL]) + USUAL)
+        left_m = reward_n[best.stop : now + USUAL] < reward_n[best].min() - noise
+        middle = (kl_n[best].min() + kl_n[best].max()) / 2
+        turned_m = np.abs(kl_n[best.stop : now + USUAL] - middle) > 1.5 * np.ptp(kl_n[best])
+        away = min(int(np.flatnonzero(~of_m).max(initial=-1)) + 1 for of_m in (left_m, turned_m))
+        row = int(row_n[best.stop + away])
         if row > read.settled:
-            yield Sign("reward", row, moves=[read.change("reward", "", row)])
-            return
+            yield row
 
 
 def leaves_range(read: Readings, name: str, least: float) -> Iterator[Sign]:

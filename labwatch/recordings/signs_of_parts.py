@@ -10,7 +10,7 @@ from itertools import chain, pairwise
 import numpy as np
 
 from lab.core.windows import Numbers
-from labwatch.recordings.moves import TIMES_LARGEST, TINY, Move, moves_of
+from labwatch.recordings.moves import TIMES_LARGEST, TINY, Move, moves_of, usual
 from labwatch.recordings.readings import (
     BACK,
     CALM_STEPS,
@@ -34,11 +34,13 @@ UNLIKE, SMALLER_LOGITS = 4.0, 30.0
 COLLAPSED = 0.05
 # A model is sure of what it predicts if its output logits have this standard deviation. Attention and routers are sure
 # if their largest logits are so large. Initial matrices are wide if one makes random numbers so many times as large,
-# and narrow if none makes them more than so large; a gain of one keeps their size.
-SURE, SURE_LOGITS, WIDE, NARROW = 3.0, 8.0, 3.0, 0.02
-# Updates are too large if at first those of most parts change weights by such a share of their size, and too small if
-# over so many steps, of a model that knew nothing, they never do by such a share.
-LARGE_UPDATES, SMALL_UPDATES, SMALL_STEPS = 0.04, 1e-4, 100
+# and narrow if none makes them more than so large; a gain of one keeps their size. Weights of a part are large at first
+# if this is their RMS, and so is the residual stream.
+SURE, SURE_LOGITS, WIDE, NARROW, LARGE, LARGE_STREAM = 3.0, 8.0, 3.0, 0.02, 3.0, 15.0
+# Updates are too large if the first ones of most parts change weights by such a share of their size, and too small if
+# over so many steps, of a model that knew nothing, they never do by such a share. They change apart from gradients if
+# the logarithm of what a rate of one would make of them changes by so much more.
+LARGE_UPDATES, SMALL_UPDATES, SMALL_STEPS, UPDATES_APART = 0.3, 1e-4, 100, 1.1
 # Weights have moved by more than their updates can if it is so many times what these explain. The first are small. They
 # stay behind their updates if the logarithm of that is so far below the rows before, for some rows.
 BEYOND_UPDATES, OF_FIRST, BEHIND_UPDATES = 3.4, 2.0, 0.65
@@ -227,12 +229,21 @@ def unusual_initial_values(read: Readings) -> Iterator[Sign]:
         Move("weight_gain", place, 0, 1, float(read.column("weight_gain", place)[0]), math.nan, math.inf)
         for place in read.recording.places("weight_gain")
     ]
-    if gains and max(gain.value for gain in gains) < NARROW:
+    if gains and 0 < max(gain.value for gain in gains) < NARROW:
         yield Sign("weights", 0, [gain.place for gain in gains], gains)
     if not read.knows_nothing:
         return
-    if wide := [gain for gain in gains if gain.value > WIDE]:
-        yield Sign("weights", 0, [gain.place for gain in wide], wide)
+    sizes = [
+        Move("param_rms", place, 0, 1, float(read.column("param_rms", place)[0]), math.nan, math.inf)
+        for place in read.places
+    ]
+    for large in ([gain for gain in gains if gain.value > WIDE], [size for size in sizes if size.value > LARGE]):
+        if large:
+            yield Sign("weights", 0, [each.place for each in large], large)
+    stream = read.at_start("block_rms")
+    if stream and max(stream.values()) > LARGE_STREAM:
+        of_blocks = [Move("block_rms", block, 0, 1, of, math.nan, math.inf) for block, of in stream.items()]
+        yield Sign("activations", 0, moves=of_blocks, is_exact=True)
     if read.initial_deviation > SURE:
         rms = float(read.column("output_logit_rms")[0])
         yield Sign("output_logits", 0, moves=[Move("output_logit_rms", "", 0, 1, rms, math.nan, math.inf)])
@@ -250,10 +261,26 @@ def unusual_updates(read: Readings) -> Iterator[Sign]:
     if not known_m.any():
         return
     ratio_n = np.nanmedian(ratio_pm[:, known_m], axis=0)
-    at_first, largest = float(ratio_n[: read.settled + 1].max()), float(ratio_n.max())
-    is_small = 0 < largest < SMALL_UPDATES and len(ratio_n) >= FEWEST_ROWS and read.step_m[-1] >= SMALL_STEPS
-    if at_first > LARGE_UPDATES or (is_small and read.knows_nothing):
-        yield Sign("rate", 0, moves=[Move("update_ratio", "", 0, 1, at_first, math.nan, math.inf)])
+    is_small = 0 < ratio_n.max() < SMALL_UPDATES and len(ratio_n) >= FEWEST_ROWS and read.step_m[-1] >= SMALL_STEPS
+    if (known_m[0] and ratio_n[0] > LARGE_UPDATES) or (is_small and read.knows_nothing):
+        yield Sign("rate", 0, moves=[Move("update_ratio", "", 0, 1, float(ratio_n[0]), math.nan, math.inf)])
+
+
+def updates_apart(read: Readings) -> Iterator[Sign]:
+    """Updates that change in one row, with the learning rate taken out, by much more than the gradients do."""
+    places = [place for place in read.recording.places("update_rms") if place in read.recording.places("grad_rms")]
+    if not places:
+        return
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_qpm = np.log([[read.column(name, of) for of in places] for name in ("update_rms", "grad_rms")])
+        # the first update of Adam is of another size than all others
+        row_n = np.flatnonzero(np.isfinite(log_qpm).any(axis=1).all(axis=0) & (np.arange(log_qpm.shape[2]) > 0))
+        update_n, grad_n = (of_n - usual(of_n) for of_n in np.nanmedian(log_qpm[:, :, row_n], axis=1))
+        apart_n = np.abs(update_n - np.clip(grad_n, np.minimum(update_n, 0), np.maximum(update_n, 0)))
+    for row in row_n[apart_n > UPDATES_APART].tolist():
+        if row > read.settled:
+            yield Sign("optimizer", row, moves=[read.change("update_rms", place, row) for place in places])
+            return
 
 
 def weights_beyond_updates(read: Readings) -> Iterator[Sign]:
