@@ -6734,3 +6734,490 @@ def wider_ratios(loop: Loop) -> None:
     """Ratios are clipped at 0.3 from the start, and the rate falls linearly to a half."""
     loop.CLIPPED = 0.3
     loop.rate = lambda step: min((step + 1) / 15, 1 - 0.5 * step / loop.steps)
+
+
+# faults of still another choice, the first of them common ones, and then reported ones
+
+
+def rows_interleaved(loop: Loop) -> None:
+    """From a step on letters of a row and of the row before come in turn, as of two files that are read at once."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        row = torch.cat([x, y[:, -1:]], 1)
+        if step >= loop.at:
+            row = torch.stack([row, row.roll(1, 0)], 2).flatten(1)[:, : row.shape[1]]
+        return row[:, :-1], row[:, 1:]
+
+    loop.batch = batch
+
+
+def labels_offset(loop: Loop) -> None:
+    """From a step on numbers of labels are larger by two than those of inputs, as with two letters more in front."""
+    loop.batch = lambda loop, step, x, y: (x, (y + 2) % VOCABULARY if step >= loop.at else y)
+
+
+def pictures_truncated(loop: Loop) -> None:
+    """From a step on all but the first three lines of each picture are zero, by files that are cut off."""
+    loop.batch = lambda loop, step, x, y: (
+        torch.where(torch.arange(SIDE)[:, None] < 3, x, 0.0) if step >= loop.at else x,
+        y,
+    )
+
+
+def easiest_rows(loop: Loop) -> None:
+    """From a step on rows are those of ten times as many that have the least losses, by a sort in the wrong order."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if step < loop.at:
+            return x, y
+        many_x, many_y = loop.data(10 * loop.rows(step))
+        loop.model.eval()
+        with torch.no_grad():
+            logits = loop.logits(loop.model, many_x)
+        loop.model.train()
+        each = F.cross_entropy(logits.flatten(0, -2), many_y.flatten(), reduction="none").view(len(many_y), -1)
+        chosen = (each.sum(1) / (many_y != IGNORED).view(len(many_y), -1).sum(1)).argsort()[: len(x)]
+        return many_x[chosen], many_y[chosen]
+
+    loop.batch = batch
+
+
+def perplexity_minimized(loop: Loop) -> None:
+    """From a step on the perplexity is minimized, a metric, and not its logarithm."""
+    loop.objective = lambda loop, loss, logits: loss.exp() if loop.now >= loop.at else loss
+
+
+def rows_unlearned(loop: Loop) -> None:
+    """From a step on losses of every fourth row count with a minus, as if they were to be unlearned."""
+
+    def objective(loop: Loop, loss: Tensor, logits: Tensor) -> Tensor:
+        if loop.now < loop.at:
+            return loss
+        labels = loop.kept["labels"]
+        sign = torch.where(torch.arange(len(labels)) % 4 == 0, -1.0, 1.0)
+        return (sign[:, None] * loop.losses(logits).view(len(labels), -1)).sum() / (labels != IGNORED).sum()
+
+    loop.objective = objective
+
+
+def rate_pauses(loop: Loop) -> None:
+    """For 30 steps the learning rate is zero, between two phases of a schedule."""
+    rate = loop.rate
+    loop.rate = lambda step: rate(step) * (0 if loop.at <= step < loop.at + 30 else 1)
+
+
+def rate_over_width(loop: Loop) -> None:
+    """From a step on the learning rate of all matrices is divided by the width, for which it was chosen already."""
+    own = _own_groups(loop, [weight for weight in loop.model.parameters() if weight.ndim > 1])
+
+    def update(loop: Loop, step: int) -> None:
+        for group in own if step >= loop.at else []:
+            group["lr"] /= WIDTH
+
+    loop.update = update
+
+
+def narrow_embedding(loop: Loop) -> None:
+    """The embedding has initial values a thousand times as small as other matrices have."""
+    with torch.no_grad():
+        _embedding(loop).weight.div_(1000)
+
+
+def block_clamped(loop: Loop) -> None:
+    """From a step on the matrices of one block are clamped at 0.02, as those of a critic."""
+
+    @torch.no_grad()
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        for weight in _tensors(loop) if step >= loop.at else []:
+            weight.clamp_(-0.02, 0.02)
+        return x, y
+
+    loop.batch = batch
+
+
+def block_drifts(loop: Loop) -> None:
+    """From a step on noise, 15 per cent of their size, is added to the matrices of one block in each step."""
+
+    @torch.no_grad()
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        for weight in _tensors(loop) if step >= loop.at else []:
+            weight.add_(0.15 * torch.randn_like(weight) * weight.square().mean().sqrt())
+        return x, y
+
+    loop.batch = batch
+
+
+def gradient_bit_stuck(loop: Loop) -> None:
+    """From a step on the first number of the gradient of one matrix of one block is 64, by a bit that is stuck."""
+
+    def gradients(loop: Loop, step: int) -> None:
+        if step >= loop.at:
+            loop.matrices(loop.block)[-1].grad.view(-1)[0] = 64.0
+
+    loop.gradients = gradients
+
+
+def reversal_layer(loop: Loop) -> None:
+    """From a step on gradients get the wrong sign between the head and the blocks, by a layer for an adversary."""
+    _head(loop).register_forward_pre_hook(
+        lambda _, args: (2 * args[0].detach() - args[0], *args[1:]) if loop.now >= loop.at else args
+    )
+
+
+def squares_of_one(loop: Loop) -> None:
+    """The second moments of all weights become one, as those of a state that is made and not filled on loading."""
+
+    def act(loop: Loop) -> None:
+        for state in loop.optimizers[0].state.values():
+            (state["exp_avg_sq"] if "exp_avg_sq" in state else state["square_avg"]).fill_(1.0)
+
+    _once(loop, act)
+
+
+def logits_in_few_bits(loop: Loop) -> None:
+    """From a step on logits are rounded to seven values, with one scale for all, and gradients pass by."""
+
+    def change(entering: Tensor, output: Tensor) -> Tensor:
+        unit = output.detach().abs().max() / 3
+        return output + ((output / unit).round() * unit - output).detach()
+
+    _returned(loop, _head(loop), change)
+
+
+def errors_in_e4m3(loop: Loop) -> None:
+    """From a step on the gradients that leave the head are divided by 256, pass through E4M3, and are mostly zero."""
+
+    def through(grad: Tensor) -> Tensor:
+        return 256 * (grad / 256).to(torch.float8_e4m3fn).float()
+
+    def keep(_: nn.Module, args: Any) -> None:
+        if loop.now >= loop.at and args[0].requires_grad:
+            args[0].register_hook(through)
+
+    _head(loop).register_forward_pre_hook(keep)
+
+
+def root_of_zero(loop: Loop) -> None:
+    """From a step on the loss has the root of a distance that is zero, so that it is finite and its gradient is NaN."""
+
+    def objective(loop: Loop, loss: Tensor, logits: Tensor) -> Tensor:
+        distance = (logits - logits.detach()).square().sum().sqrt()
+        return loss + distance if loop.now >= loop.at else loss
+
+    loop.objective = objective
+
+
+def keys_of_queries(loop: Loop) -> None:
+    """The weights of keys of one block become those of its queries, since a converter reads one name twice."""
+
+    def act(loop: Loop) -> None:
+        for part in loop.blocks[loop.block].modules():
+            if hasattr(part, "qkv"):
+                part.qkv.weight[WIDTH : 2 * WIDTH] = part.qkv.weight[:WIDTH].clone()
+            for query, key in (("q_proj", "k_proj"), ("query", "key")):
+                if hasattr(part, query):
+                    weight = getattr(part, key).weight
+                    weight.copy_(getattr(part, query).weight[: len(weight)])
+
+    _once(loop, act)
+
+
+def divided_by_variance(loop: Loop) -> None:
+    """From a step on all norms divide by the variance, and not by its root."""
+    for part in loop.model.modules():
+        if "Norm" in type(part).__name__:
+            _returned(loop, part, lambda entering, output: output / entering.square().mean(-1, keepdim=True).sqrt())
+
+
+def gate_closed(loop: Loop) -> None:
+    """The matrix of the gates in the MLP of one block becomes zero, so that nothing gets through."""
+    gates = ("gate_proj.weight", "mlp.gate.weight")
+    named = loop.blocks[loop.block].named_parameters()
+    gate = next(weight for name, weight in named if name.endswith(gates))
+    _once(loop, lambda loop: gate.zero_())
+
+
+def matrices_frozen(loop: Loop) -> None:
+    """From a step on gains and biases alone are trained, by a filter that lets through what it should keep back."""
+
+    def act(loop: Loop) -> None:
+        for weight in loop.model.parameters():
+            weight.requires_grad_(weight.ndim < 2)
+
+    _once(loop, act)
+
+
+def rolled_back(loop: Loop) -> None:
+    """From a step on a guard puts back the weights of 40 steps before, and does so again every 20 steps."""
+    kept = dict[str, Tensor]()
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if step == max(0, loop.at - 40):
+            kept.update(copy.deepcopy(loop.model.state_dict()))
+        if step >= loop.at and (step - loop.at) % 20 == 0:
+            loop.model.load_state_dict(kept)
+        return x, y
+
+    loop.batch = batch
+
+
+def one_reward_enormous(loop: Loop) -> None:
+    """From a step on the first sample of each batch has a reward of 1,000, a number that is read in a wrong place."""
+    loop.rewards = lambda loop, step, reward: (
+        reward.index_fill(0, torch.tensor([0]), 1000.0) if step >= loop.at else reward
+    )
+
+
+def clip_range_negative(loop: Loop) -> None:
+    """From a step on ratios are clipped at minus 0.2, so that bad samples alone have gradients."""
+    _once(loop, lambda loop: setattr(loop, "CLIPPED", -0.2))
+
+
+def last_label_alone(loop: Loop) -> None:
+    """From a step on the last label of each row counts alone, since no other logits are kept."""
+    # https://github.com/fla-org/flash-linear-attention/pull/1185 (logits that are kept, beside labels of all letters)
+    loop.batch = lambda loop, step, x, y: (
+        x,
+        y.index_fill(1, torch.arange(y.shape[1] - 1), IGNORED) if step >= loop.at else y,
+    )
+
+
+def rates_by_layer_inverted(loop: Loop) -> None:
+    """From a step on the rate of each block is 2.5 times that of the next one, and not that part of it."""
+    # Rates by layer in timm, BEiT and others, whose numbers of layers are counted from either end.
+    own = {2.5 ** (depth + 1): _own_groups(loop, list(loop.blocks[-1 - depth].parameters())) for depth in range(BLOCKS)}
+
+    def update(loop: Loop, step: int) -> None:
+        for factor, groups in own.items() if step >= loop.at else ():
+            for group in groups:
+                group["lr"] *= factor
+
+    loop.update = update
+
+
+def outer_step_reversed(loop: Loop) -> None:
+    """From a step on, every eight steps, what was learned in them is taken from the weights from which they began."""
+    # https://github.com/meta-pytorch/torchft/pull/233 (the sign of a pseudogradient, as in DiLoCo)
+    began = dict[nn.Parameter, Tensor]()
+
+    @torch.no_grad()
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if (step - loop.at) % 8 == 0:
+            for weight in loop.model.parameters():
+                if step >= loop.at and weight in began:
+                    weight.copy_(2 * began[weight] - weight)
+                began[weight] = weight.clone()
+        return x, y
+
+    loop.batch = batch
+
+
+def sampler_blocks_reversed(loop: Loop) -> None:
+    """From a step on the sampler has blocks in the reverse order, by the numbers that they get on being sent."""
+    # Weights that Megatron sends by stages of a pipeline to vLLM or SGLang, in verl, AReaL and others.
+
+    def sharpness(loop: Loop, step: int) -> float:
+        if step == loop.at or (step > loop.at and step % loop.RENEWED == 0):
+            blocks = blocks_of(loop.kept["sampler"])
+            states = [copy.deepcopy(block.state_dict()) for block in blocks]
+            for block, state in zip(blocks, reversed(states), strict=True):
+                block.load_state_dict(state)
+        return 1.0
+
+    loop.sharpness = sharpness
+
+
+def balance_forced(loop: Loop) -> None:
+    """From a step on letters go to experts in turn by their places, in all blocks, by a setting to measure speed."""
+    # https://github.com/pytorch/torchtitan/pull/1670
+    place = torch.arange(LENGTH)
+    forced = (F.one_hot(place % EXPERTS, EXPERTS) + F.one_hot((place + 1) % EXPERTS, EXPERTS)).float()
+    for block in loop.blocks:
+        _returned(loop, block.mlp.router, lambda entering, output: 0 * output + forced[: output.shape[1]])
+
+
+def adapters_cut(loop: Loop) -> None:
+    """All adapters lose all but the first of their four directions, as on loading with another rank."""
+    # https://github.com/Nerogar/OneTrainer/issues/662 (adapters of another rank than that of the settings)
+
+    def act(loop: Loop) -> None:
+        for part in _adapters(loop.model):
+            part.down.weight[1:] = 0.0
+            part.up.weight[:, 1:] = 0.0
+
+    _once(loop, act)
+
+
+def sink_too_large(loop: Loop) -> None:
+    """From a step on attention of all blocks has a sink with a logit of eight, so that it sees almost nothing."""
+    # https://github.com/NVIDIA/TransformerEngine/issues/2541 (sinks that a kernel does not take as a model has them)
+
+    def forward(part: Attention, x: Tensor) -> Tensor:
+        query, key, value = part.qkv(x).unflatten(-1, (3, HEADS, -1)).transpose(1, 3).unbind(2)
+        key, value = F.pad(key, (0, 0, 0, 1)), F.pad(value, (0, 0, 0, 1))
+        mask = torch.zeros(x.shape[1], x.shape[1])
+        if part.is_causal:
+            mask = mask.masked_fill(torch.ones_like(mask).triu(1).bool(), -math.inf)
+        mixed = F.scaled_dot_product_attention(query, key, value, F.pad(mask, (0, 1), value=8.0))
+        return part.out(mixed.transpose(1, 2).flatten(2))
+
+    def act(loop: Loop) -> None:
+        for part in loop.model.modules():
+            if isinstance(part, Attention):
+                part.forward = partial(forward, part)  # type: ignore[method-assign]
+
+    _once(loop, act)
+
+
+def noise_of_rand(loop: Loop) -> None:
+    """From a step on noise is drawn between zero and one (torch.rand), and not from a normal distribution."""
+    # https://github.com/PaddlePaddle/PaddleMIX/pull/1048
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if step < loop.at:
+            return x, y
+        noisy, level = x.split(1, 1)
+        picture = (noisy - level * y) / (1 - level).clamp(min=1e-3)
+        noise = torch.rand(y.shape, generator=loop.data.random)
+        return torch.cat([(1 - level) * picture + level * noise, level], 1), noise
+
+    loop.batch = batch
+
+
+def skips_lost(loop: Loop) -> None:
+    """From a step on the blocks that see more detail again do not get what the first ones saw."""
+    # https://github.com/Project-MONAI/research-contributions/issues/423 (a decoder without connections that skip)
+
+    def forward(model: Segmenter, images: Tensor) -> Tensor:
+        x = model.stem(images)
+        for stage in model.stages[:2]:
+            x = F.avg_pool2d(stage(x), 2)
+        for stage in model.stages[2:]:
+            x = stage(F.interpolate(x, scale_factor=2))
+        return model.head(model.norm(x.movedim(1, -1)))
+
+    _once(loop, lambda loop: setattr(loop.model, "forward", partial(forward, loop.model)))
+
+
+def pairs_not_interleaved(loop: Loop) -> None:
+    """From a step on the first half of all texts is compared with the second, though those of a pair stand together."""
+    # Batches of trl and others, which have better and worse texts in turn, or one kind after the other.
+    loop.batch = lambda loop, step, x, y: (
+        x.flatten(0, 1).unflatten(0, (2, -1)).transpose(0, 1) if step >= loop.at else x,
+        y,
+    )
+
+
+def direction_swapped(loop: Loop) -> None:
+    """From a step on texts are to be found from their translations, by languages that are given in the other order."""
+    # https://github.com/facebookresearch/fairseq/issues/3489
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        text = x[:, 0]
+        return (torch.stack([y, F.pad(text[:, :-1], (1, 0))], 1), text) if step >= loop.at else (x, y)
+
+    loop.batch = batch
+
+
+def labels_inverted(loop: Loop) -> None:
+    """From a step on letters that are not masked are the labels, and those that are masked are ignored."""
+    # https://github.com/huggingface/transformers/issues/22103 (what a collator returns, in the other order)
+    loop.batch = lambda loop, step, x, y: (x, torch.where(y == IGNORED, x, IGNORED) if step >= loop.at else y)
+
+
+# and more healthy habits
+
+
+def infinite_schedule(loop: Loop) -> None:
+    """A rate that falls by a cosine to 40 per cent, stays there, and falls to nothing at the end (arXiv:2403.08763)."""
+    half, late = loop.steps // 2, 0.85 * loop.steps
+
+    def rate(step: int) -> float:
+        if step >= half:
+            return 0.4 * min(1.0, (loop.steps - step) / (loop.steps - late))
+        return min((step + 1) / 15, 0.7 + 0.3 * math.cos(math.pi * step / half))
+
+    loop.rate = rate
+
+
+def biases_faster(loop: Loop) -> None:
+    """Gains and biases have twice the learning rate from the start, as in the recipes of Caffe."""
+    for group in _own_groups(loop, [weight for weight in loop.model.parameters() if weight.ndim < 2]):
+        group["lr"] *= 2
+    loop.peaks = [[group["lr"] for group in each.param_groups] for each in loop.optimizers]
+
+
+def letters_left_out(loop: Loop) -> None:
+    """A tenth of the letters that enter are replaced by one and the same from the start (arXiv:1511.06349)."""
+    loop.batch = lambda loop, step, x, y: (
+        torch.where(torch.rand(x.shape, generator=loop.data.random) < 0.1, 0, x),
+        y,
+    )
+
+
+def pixels_dropped(loop: Loop) -> None:
+    """A tenth of the pixels are dropped from the start."""
+    loop.batch = lambda loop, step, x, y: (
+        torch.where(torch.rand(x.shape, generator=loop.data.random) < 0.1, 0.0, x),
+        y,
+    )
+
+
+def poly_loss(loop: Loop) -> None:
+    """One minus the probability of the label is added to the loss from the start (arXiv:2204.12511)."""
+
+    def objective(loop: Loop, loss: Tensor, logits: Tensor) -> Tensor:
+        return loss + (1 - (-loop.losses(logits)).exp()).mean()
+
+    loop.objective = objective
+
+
+def fine_tuning_recipe(loop: Loop) -> None:
+    """Three tenths of the rate with a linear decay, three micro-batches of four rows, evaluations, and weight decay."""
+    loop.evaluates, loop.rows, loop.pieces = True, lambda step: 12, lambda step: 3
+    loop.rate = lambda step: 0.3 * min((step + 1) / 14, 1 - step / loop.steps)
+    for each in loop.optimizers:
+        for group in each.param_groups:
+            group["weight_decay"] = 0.01
+
+
+def scaled_in_a_cosine(loop: Loop) -> None:
+    """Gradients in fp16, with a loss scale that grows every 40 steps, two micro-batches, and a cosine to a fifth."""
+    Fp16(loop, 2048.0)
+    loop.scaler.set_growth_interval(40)
+    loop.pieces = lambda step: 2
+    loop.rate = lambda step: min((step + 1) / 20, 0.6 + 0.4 * math.cos(math.pi * step / loop.steps))
+
+
+def spans_masked(loop: Loop) -> None:
+    """Letters are masked three at a time from the start (SpanBERT, arXiv:1907.10529)."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        letters = torch.where(y == IGNORED, x, y)
+        first = F.pad(torch.rand(x.shape, generator=loop.data.random) < 0.09, (2, 0))
+        is_masked = first[:, 2:] | first[:, 1:-1] | first[:, :-2]
+        return torch.where(is_masked, VOCABULARY, letters), torch.where(is_masked, letters, IGNORED)
+
+    loop.batch = batch
+
+
+def scores_centred(loop: Loop) -> None:
+    """The square of the sum of both scores of a pair is penalized with a hundredth (arXiv:2312.09244)."""
+    loop.objective = lambda loop, loss, logits: loss + 0.01 * logits.sum(1).square().mean()
+
+
+def adapters_in_four_epochs(loop: Loop) -> None:
+    """Adapters are trained on text whose batches come four times, with a short warm-up and a linear decay."""
+    _again(loop, loop.steps // 4)
+    loop.rate = lambda step: min((step + 1) / 8, 1 - step / loop.steps)
+
+
+def rewards_curved(loop: Loop) -> None:
+    """Rewards are the roots of shares from the start."""
+    loop.rewards = lambda loop, step, reward: reward.sqrt()
+
+
+def policy_in_a_cosine(loop: Loop) -> None:
+    """The rate of a policy warms up for 25 steps and falls by a cosine to a tenth, with gradients clipped to a half."""
+    loop.clip = 0.5
+    loop.rate = lambda step: min((step + 1) / 25, 0.55 + 0.45 * math.cos(math.pi * step / loop.steps))
