@@ -498,13 +498,13 @@ def test_updates_that_change_and_their_gradients_do_not_are_said(
     updates: float, gradients: float, is_said: bool, tmp_path: Path
 ) -> None:
     """As of second moments that were read as their roots."""
-    until = AT + 15
-    fault = both(
-        varies([f"update_rms/{part}" for part in PARTS], 0.3),
-        times(updates, *(f"update_rms/{part}" for part in PARTS), until=until),
-        times(gradients, *of_all("grad_rms"), until=until),
-    )
-    found = [first for first in findings(planted(tmp_path / "probes.jsonl", fault)) if first.kind == "optimizer"]
+    changed = [
+        times(updates, *of_all("update_ratio"), until=AT + 15),
+        times(gradients, *of_all("grad_rms"), until=AT + 15),
+    ]
+    found = [
+        first for first in findings(planted(tmp_path / "probes.jsonl", both(*changed))) if first.kind == "optimizer"
+    ]
     assert [(first.parts, first.step) for first in found] == [([], AT)] * is_said
 
 
@@ -1097,6 +1097,29 @@ def test_a_loss_that_falls_in_one_step_and_stays_low_is_said(
     assert said == [("data", 202, 203, 1)] * ((factor, lasts, steps) == (0.5, STEPS, 1))
 
 
+def test_a_loss_that_falls_with_the_learning_rate_is_no_alarm(tmp_path: Path) -> None:
+    """As that of a vision model where the rate falls to a tenth."""
+
+    def decays(row: Row, step: int) -> None:
+        row["loss"] *= 0.5 if step >= AT else 1.0
+        if step >= AT and "lr" in row:
+            row |= {"lr": row["lr"] / 10} | {column: row[column] / 10 for column in of_all("update_ratio")}
+
+    assert not findings(planted(tmp_path / "probes.jsonl", decays))
+
+
+@pytest.mark.parametrize(("factor", "is_said"), [(0.1, True), (0.5, False)])
+def test_no_model_learns_at_once_what_makes_its_loss_a_tenth(factor: float, is_said: bool, tmp_path: Path) -> None:
+    """While it learns its first things, the loss may halve."""
+
+    def learns(row: Row, step: int) -> None:
+        falls = 3.5 - (step / 200) ** 2 + np.random.default_rng(step).normal(0, 1e-4)
+        row["loss"] = falls * (factor if step >= AT else 1)
+
+    said = [(found.kind, found.step) for found in findings(planted(tmp_path / "probes.jsonl", learns))]
+    assert said == [("data", AT)] * is_said
+
+
 def test_the_end_of_a_steep_fall_of_the_loss_is_no_rise(tmp_path: Path) -> None:
     def learn(row: Row, step: int) -> None:
         random = np.random.default_rng(step)
@@ -1360,7 +1383,8 @@ def test_a_schedule_that_warms_up_and_decays_does_not_jump(tmp_path: Path) -> No
 
         def schedule(row: Row, step: int) -> None:
             if "lr" in row:
-                row["lr"] = 1e-3 * (step + 1) / 150 if step < 150 else 1e-3 * 0.97 ** (step - 150)
+                factor = (step + 1) / 150 if step < 150 else 0.97 ** (step - 150)
+                row |= {"lr": 1e-3 * factor} | {column: row[column] * factor for column in of_all("update_ratio")}
 
         assert not findings(planted(tmp_path / "probes.jsonl", schedule, every))
 

@@ -55,7 +55,7 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "initial weights": (unlike_weights, "param_rms"),
     "initial values": (unusual_initial_values, "label_loss"),
     "sizes of updates": (unusual_updates, "update_ratio"),
-    "updates against gradients": (updates_apart, "update_rms"),
+    "updates against gradients": (updates_apart, "update_ratio"),
     "weights that others write": (written_weights, "lr"),
     "functions that are called": (other_functions, "block_rms"),
     "arguments of the model": (other_arguments, "in_evaluation"),

@@ -29,6 +29,7 @@ from labwatch.recordings.readings import (
     range_before,
     rows_from,
 )
+from labwatch.recordings.recording import OF_LOSS
 
 # The loss is that of the labels seen in a sample if the two are apart by so many times as much as ever before.
 LABELS_APART = 5.0
@@ -39,8 +40,9 @@ SCALE_FALL, OVERFLOWS = 64.0, 3
 # just before, from each step to those that many before it.
 REPEATED_STEPS, REPEATED_BENDS, IN_TURN = 16, 8.0, (1, 2, 3, 4)
 # The loss fell in one step if its logarithm is by so much, and by all that it varied in ``STEP_LASTS``, below all of
-# these.
-LOSS_FALL = 0.25
+# these. However little it has learned, no model learns at once what makes the loss so many times smaller. A learning
+# rate that fell to such a share explains it.
+LOSS_FALL, NEVER_LEARNED, RATE_FELL = 0.25, 4.0, 0.7
 # So many steps after the loss moved, parts may differ because they have learned from what came.
 LEARNED_STEPS = 5
 # What is stationary has shifted if, after so many rows, some lie apart from all before, in their mean by so many
@@ -95,10 +97,16 @@ def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
         parts = [move.place for move in moves if move.place]
         kind = "data" if name == "row_share" and _counts_all(read, row) else known["kind"]
         kind = known.get("of_some", kind) if 0 < len(parts) < len(places) else kind
-        harmless = "of_loss" in known and is_harmless(read, row)
+        harmless = "of_loss" in known and (is_harmless(read, row) or _has_the_same_loss(read, row))
         parts = [] if len(parts) == len(places) else parts
         yield Sign(kind, row, parts, moves, is_exact=True, is_harmless=harmless)
     yield from moved(read, name) if "alarm" in known else ()
+
+
+def _has_the_same_loss(read: Readings, row: int) -> bool:
+    """Whether the loss is computed as before and did not rise, so that its gradient changed by what was learned."""
+    code = [read.recording.names.get((what, OF_LOSS), {}) for what in ("functions", "calls")]
+    return bool(code[0]) and not any(row in rows for rows in code) and read.rise_before(row) is None
 
 
 def _differs(value_n: Numbers) -> NDArray[np.bool_]:
@@ -190,8 +198,14 @@ def _shifted(read: Readings, name: str, known: Mapping[str, Any]) -> Iterator[Si
     is_below_n = after_nk.max(1) < np.minimum.accumulate(log_n)[before]
     shift_n = np.abs(after_nk.mean(1) - mean_n[before])
     is_shifted_n = (is_above_n | is_below_n) & (shift_n > np.maximum(SHIFT_ERRORS * error_n[before], SHIFT))
-    for n in np.flatnonzero(is_shifted_n)[:1].tolist():
-        row = int(row_n[n + SHIFT_ROWS])
+
+    def spread(n: int) -> float:
+        """The variance within both sides of a row, since rows before it may lie there by chance."""
+        return float(n * log_n[:n].var() + USUAL * log_n[n : n + USUAL].var()) / (n + USUAL)
+
+    shifted = np.flatnonzero(is_shifted_n) + SHIFT_ROWS
+    if len(shifted):
+        row = int(row_n[min(shifted[shifted < shifted[0] + USUAL].tolist(), key=spread)])
         yield Sign(known["kind"], row, moves=[read.change(name, "", row)], is_exact=True, is_vague=True)
 
 
@@ -277,7 +291,10 @@ def repeated_batches(read: Readings) -> Iterator[Sign]:
 
 
 def falls_at_once(read: Readings) -> Iterator[Sign]:
-    """A loss that falls in one step, by more than those before it differ, below what it ever was, and stays there."""
+    """A loss that falls in one step, by more than those before it differ, below what it ever was, and stays there.
+
+    Where the learning rate falls, it may do so.
+    """
     step_n, loss_n = read.recording.loss_step_n, read.recording.loss_n
     if len(loss_n) < 2 * STEP_LASTS:
         return
@@ -286,10 +303,12 @@ def falls_at_once(read: Readings) -> Iterator[Sign]:
         before_nk, after_nk, usual_n = log_nk[:-STEP_LASTS], log_nk[STEP_LASTS:], np.median(log_nk, axis=1)
         is_apart_n = before_nk.min(1) - after_nk.max(1) > np.maximum(LOSS_FALL, np.ptp(before_nk, axis=1))
         fell_n = is_apart_n & (np.fmin.accumulate(usual_n)[:-STEP_LASTS] - usual_n[STEP_LASTS:] > LOSS_FALL)
+    lr_m = read.column("lr")
     for n in np.flatnonzero(fell_n).tolist():
         step = int(step_n[n + STEP_LASTS])
-        if step > read.step_m[read.settled]:
-            row, before, after = read.row_of(step), math.exp(usual_n[n]), math.exp(usual_n[n + STEP_LASTS])
+        row, before, after = read.row_of(step), math.exp(usual_n[n]), math.exp(usual_n[n + STEP_LASTS])
+        is_judged = step > read.step_m[read.settled] or before > NEVER_LEARNED * after
+        if is_judged and not (row and lr_m[row] < RATE_FELL * lr_m[row - 1]):
             yield Sign("data", row, moves=[Move("loss", "", row, row + 1, after, before, math.inf)], at=step)
             return
 

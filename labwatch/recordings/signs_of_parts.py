@@ -268,18 +268,22 @@ def unusual_updates(read: Readings) -> Iterator[Sign]:
 
 def updates_apart(read: Readings) -> Iterator[Sign]:
     """Updates that change in one row, with the learning rate taken out, by much more than the gradients do."""
-    places = [place for place in read.recording.places("update_rms") if place in read.recording.places("grad_rms")]
+    places = [place for place in read.recording.places("update_ratio") if place in read.recording.places("grad_rms")]
     if not places:
         return
+    names = ("update_ratio", "param_rms", "grad_rms")
     with np.errstate(divide="ignore", invalid="ignore"):
-        log_qpm = np.log([[read.column(name, of) for of in places] for name in ("update_rms", "grad_rms")])
+        ratio_pm, weight_pm, grad_pm = (np.array([read.column(name, place) for place in places]) for name in names)
+        log_qpm = np.log([ratio_pm * weight_pm / read.column("lr"), grad_pm])
         # the first update of Adam is of another size than all others
         row_n = np.flatnonzero(np.isfinite(log_qpm).any(axis=1).all(axis=0) & (np.arange(log_qpm.shape[2]) > 0))
+        if not len(row_n):
+            return
         update_n, grad_n = (of_n - usual(of_n) for of_n in np.nanmedian(log_qpm[:, :, row_n], axis=1))
         apart_n = np.abs(update_n - np.clip(grad_n, np.minimum(update_n, 0), np.maximum(update_n, 0)))
     for row in row_n[apart_n > UPDATES_APART].tolist():
         if row > read.settled:
-            yield Sign("optimizer", row, moves=[read.change("update_rms", place, row) for place in places])
+            yield Sign("optimizer", row, moves=[read.change("update_ratio", place, row) for place in places])
             return
 
 
