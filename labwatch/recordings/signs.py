@@ -9,10 +9,7 @@ from labwatch.recordings.readings import Readings, Sign, quantities
 from labwatch.recordings.signs_of_code import other_arguments, other_functions, written_buffers
 from labwatch.recordings.signs_of_columns import (
     falls_at_once,
-    leaves_range,
-    leaves_reference,
     lost_scale,
-    lower_reward,
     moved,
     no_longer_constant,
     other_token_weights,
@@ -37,6 +34,7 @@ from labwatch.recordings.signs_of_parts import (
     written_weights,
     zero_gradients,
 )
+from labwatch.recordings.signs_of_rewards import leaves_range, leaves_reference, lower_reward
 from labwatch.recordings.signs_of_settings import changed_settings
 
 # A policy has other samples if in three rows its surprisal at them, less its entropy, is off from what it was by so
