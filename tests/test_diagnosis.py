@@ -510,12 +510,11 @@ def test_updates_that_change_and_their_gradients_do_not_are_said(
 
 def test_updates_of_a_warm_up_that_goes_on_are_not_too_small(tmp_path: Path) -> None:
     def warms_up(row: Row, step: int) -> None:
-        for column in of_all("update_ratio"):
-            if column in row:
-                row[column] *= (step + 1) / 2000
+        if "lr" in row:
+            factor = (step + 1) / 1e5
+            row |= {"lr": 1e-3 * factor} | {column: row[column] * factor for column in of_all("update_ratio")}
 
-    fault = both(sure(12.0, deviation=1.0), warms_up)
-    assert not findings(planted(tmp_path / "probes.jsonl", fault))
+    assert not findings(planted(tmp_path / "probes.jsonl", both(sure(12.0, deviation=1.0), warms_up)))
 
 
 @pytest.mark.parametrize("label_loss", [12.0, 2.0])

@@ -261,8 +261,10 @@ def unusual_updates(read: Readings) -> Iterator[Sign]:
     if not known_m.any():
         return
     ratio_n = np.nanmedian(ratio_pm[:, known_m], axis=0)
+    lr_m = read.column("lr")
     is_small = 0 < ratio_n.max() < SMALL_UPDATES and len(ratio_n) >= FEWEST_ROWS and read.step_m[-1] >= SMALL_STEPS
-    if (known_m[0] and ratio_n[0] > LARGE_UPDATES) or (is_small and read.knows_nothing):
+    is_small = is_small and read.knows_nothing and not lr_m[-1] > lr_m[-2]  # as while it warms up
+    if (known_m[0] and ratio_n[0] > LARGE_UPDATES) or is_small:
         yield Sign("rate", 0, moves=[Move("update_ratio", "", 0, 1, float(ratio_n[0]), math.nan, math.inf)])
 
 
