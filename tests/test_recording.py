@@ -1796,6 +1796,8 @@ def test_updates_that_come_twice_or_no_more_are_told_at_their_step(times: int, k
         optimizer.zero_grad()
     recorder.close()
     assert told(tmp_path / "probes.jsonl") == (kind, [], 22, 23)
+    rows = written(tmp_path / "probes.jsonl")  # the first update of a step is that of the weights in the pass
+    assert {value for row in rows for name, value in row.items() if name.startswith("weights_in_pass")} == {1.0}
 
 
 def test_a_beta2_that_grows_leaves_smaller_second_moments(tmp_path: Path) -> None:

@@ -303,8 +303,8 @@ class Measurement:
     def _keep_call(self, *call: Any) -> None:
         for x in tensors(call[1:3]):
             name = self.name_of.get(id(x), "")
-            if name and name not in self.of_pass and not self.called.is_sharded:
-                self.of_pass[name] = x.detach().float().flatten()[self._entries(name, x)]
+            if name and x.requires_grad and name not in self.of_pass and not self.called.is_sharded:
+                self.of_pass[name] = x.detach().flatten()[self._entries(name, x)].float()
         has_passed = any(kind == "block" for kind, _ in self.seen)
         self.called.keep(self.inside[-1] if self.inside else BETWEEN if has_passed else EMBEDDING, *call)
 
@@ -618,7 +618,7 @@ class Measurement:
         now, own = w.flatten()[self._entries(name, w)], rate(group)
         index = _index(self.optimizers[optimizer], group)
         travelled = self.settings.travelled[optimizer, index] - own  # up to this update, which is not made yet
-        if (in_pass := self.of_pass.get(name)) is not None:
+        if (in_pass := self.of_pass.pop(name, None)) is not None:  # later updates of a step have moved it
             self._add(name, "weights_in_pass", {name: (in_pass == now).double().mean()}, now)
         last = self.samples.get(name)
         if last is not None:

@@ -95,6 +95,11 @@ def diagnose(recording: Recording) -> Diagnosis:
     others = (LOSS, *OF_BATCH) if read.is_of_rewards else OF_SAMPLES  # which mean little here
     checks = {name: of for name, of in CHECKS.items() if of[1] not in others}
     signs = {name: list(check(read)) if len(read.step_m) else [] for name, (check, _) in checks.items()}
+    clear = [sign.row for of_check in signs.values() for sign in of_check if not (sign.is_vague or sign.is_harmless)]
+    for name, of_check in signs.items():
+        signs[name] = [
+            sign for sign in of_check if not (sign.is_vague and any(0 < row - sign.row <= USUAL for row in clear))
+        ]
     findings = [_finding(read, [sign], range(1)) for name in AT_START for sign in signs[name] if sign.row == 0]
     later = [
         sign
@@ -103,8 +108,6 @@ def diagnose(recording: Recording) -> Diagnosis:
         if not sign.is_harmless
         if sign.row or not (name in AT_START or sign.kind in ("dead", "weights"))
     ]
-    clear = [sign.row for sign in later if not sign.is_vague]
-    later = [sign for sign in later if not (sign.is_vague and any(0 < row - sign.row <= USUAL for row in clear))]
     findings += [_first(read, rows, of_event) for rows, of_event in _events(read, later)]
     outcomes = {
         name: _outcome(read, column, signs[name])

@@ -28,9 +28,11 @@ STEP_LASTS = 10
 # What is constant does not differ by this share from its first value; it changes by this factor at least.
 SAME, CONSTANT_CHANGE = 1e-3, 1.5
 CALM_STEPS = 20  # after which what did not change in them is not changed by a habit of the optimizer or of the loop
+LEAST_RATE = 0.06  # the share of its peak up to which a learning rate is near its end
 BACK = 0.5  # the share of what it was at which a learning rate is as high again
 SOLVED = 0.02  # so near to its highest, relatively, a reward is as good as that
 LARGEST = 600.0  # of which the exponential is finite
+ALIKE = 1.05  # the factor between weights of blocks that were drawn alike
 LIKELIER = 0.5  # deviations by which logits of labels lie above the others at most where a model knows nothing
 LASTS = 3  # rows after which a move is not that of single batches
 LASTING = 2  # rows in which something that is exactly zero stays so
@@ -133,6 +135,21 @@ class Readings:
         """Whether labels are no more likely than other tokens in the first row; False where this is not known."""
         mean, log_z, label_loss = (float(self.column(name)[0]) for name in ("output_logit_mean", "log_z", "label_loss"))
         return log_z - mean - label_loss < LIKELIER * self.initial_deviation
+
+    @cached_property
+    def is_fresh(self) -> bool:
+        """Whether it has just been made: it knows nothing, and weights of all blocks have one size in the first row."""
+        sizes = [size for size in self.at_start("param_rms").values() if size > 0]
+        return self.knows_nothing and len(sizes) > 1 and max(sizes) < ALIKE * min(sizes)
+
+    def rate_of(self, place: str) -> Numbers:
+        """``[m]`` the learning rate of the weights of a part, or of all."""
+        for setting in self.recording.settings:
+            if setting.name == "lr" and place in setting.parts:
+                at_m = np.searchsorted(setting.step_n, self.step_m, side="right") - 1
+                rate_m: Numbers = np.array(setting.value_n, dtype=float)[at_m.clip(min=0)]
+                return rate_m
+        return self.column("lr")
 
     @cached_property
     def takes_turns(self) -> bool:

@@ -45,8 +45,8 @@ LOSS_FALL, NEVER_LEARNED, RATE_FELL = 0.25, 4.0, 0.7
 # So many steps after the loss moved, parts may differ because they have learned from what came.
 LEARNED_STEPS = 5
 # What is stationary has shifted if, after so many rows, some lie apart from all before, in their mean by so many
-# standard errors, and its logarithm by so much.
-SHIFT_ROWS, SHIFT_ERRORS, SHIFT = 8, 7.0, 0.1
+# standard errors, and in its logarithm by so much. Neighbours are correlated by so much at most.
+SHIFT_ROWS, SHIFT_ERRORS, SHIFT, MOST_ALIKE = 8, 6.0, 0.1, 0.95
 LEAPS = 4.0  # times what a share ever was
 MOST_HABITS = 0.5  # the share of parts in which a loop changes something by habit, so that small changes mean nothing
 
@@ -174,20 +174,27 @@ def _stays_away(read: Readings, name: str, known: Mapping[str, Any]) -> Iterator
 
 
 def _shifted(read: Readings, name: str, known: Mapping[str, Any]) -> Iterator[Sign]:
-    """The first of ``USUAL`` rows that all lie beyond all before, in their mean by many times what is chance."""
-    row_n = np.flatnonzero(read.column(name) > 0)
-    log_n = np.log(read.column(name)[row_n])
+    """The first of ``USUAL`` rows that all lie beyond all before, in their mean by many times what is chance.
+
+    That is more where neighbours are alike. Batches of another size are left out, since that changes an entropy, too.
+    """
+    value_m = read.column(name)
+    row_n = np.flatnonzero(np.isfinite(value_m) & (value_m > 0))
+    log_n = np.log(value_m[row_n])
     if len(log_n) < SHIFT_ROWS + USUAL:
         return
-    after_nk = sliding_window_view(log_n, USUAL)[SHIFT_ROWS:]
-    before = slice(SHIFT_ROWS - 1, -USUAL)
+    after_nk, before = sliding_window_view(log_n, USUAL)[SHIFT_ROWS:], slice(SHIFT_ROWS - 1, -USUAL)
     count_n = np.arange(1, len(log_n) + 1)
     mean_n = log_n.cumsum() / count_n
-    error_n = np.sqrt(np.maximum((log_n**2).cumsum() / count_n - mean_n**2, 0) * (1 / USUAL + 1 / count_n))
+    variance_n = np.maximum((log_n**2).cumsum() / count_n - mean_n**2, 0)
+    steps_n = np.append(0, np.diff(log_n) ** 2).cumsum() / np.maximum(count_n - 1, 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        alike_n = np.nan_to_num(1 - steps_n / (2 * variance_n)).clip(0, MOST_ALIKE)  # the correlation of neighbours
+    error_n = np.sqrt(variance_n * (1 / USUAL + 1 / count_n) * (1 + alike_n) / (1 - alike_n))
     is_above_n = after_nk.min(1) > np.maximum.accumulate(log_n)[before]
     is_below_n = after_nk.max(1) < np.minimum.accumulate(log_n)[before]
-    shift_n = np.abs(after_nk.mean(1) - mean_n[before])
-    is_shifted_n = (is_above_n | is_below_n) & (shift_n > np.maximum(SHIFT_ERRORS * error_n[before], SHIFT))
+    least_n = np.maximum(SHIFT_ERRORS * error_n[before], SHIFT)
+    is_shifted_n = (is_above_n | is_below_n) & (np.abs(after_nk.mean(1) - mean_n[before]) > least_n)
 
     def spread(n: int) -> float:
         """The variance within both sides of a row, since rows before it may lie there by chance."""
@@ -195,8 +202,10 @@ def _shifted(read: Readings, name: str, known: Mapping[str, Any]) -> Iterator[Si
 
     shifted = np.flatnonzero(is_shifted_n) + SHIFT_ROWS
     if len(shifted):
-        row = int(row_n[min(shifted[shifted < shifted[0] + USUAL].tolist(), key=spread)])
-        yield Sign(known["kind"], row, moves=[read.change(name, "", row)], is_exact=True, is_vague=True)
+        n = min(shifted[shifted < shifted[0] + USUAL].tolist(), key=spread)
+        rows = [int(row) for row in row_n[n : n + USUAL]]
+        if not any(row in read.recording.names.get(("given", ""), {}) for row in rows):
+            yield Sign(known["kind"], rows[0], moves=[read.change(name, "", rows[0])], is_exact=True, is_vague=True)
 
 
 def _falls_faster(read: Readings, row: int) -> bool:

@@ -17,6 +17,7 @@ from labwatch.recordings.readings import (
     FEWEST_ROWS,
     LASTING,
     LASTS,
+    LEAST_RATE,
     MOST,
     Readings,
     Sign,
@@ -38,8 +39,8 @@ COLLAPSED = 0.05
 # if this is their RMS, and so is the residual stream.
 SURE, SURE_LOGITS, WIDE, NARROW, LARGE, LARGE_STREAM = 3.0, 8.0, 3.0, 0.02, 3.0, 15.0
 # Updates are too large if the first ones of most parts change weights by such a share of their size, and too small if
-# over so many steps, of a model that knew nothing, they never do by such a share. They change apart from gradients if
-# the logarithm of what a rate of one would make of them changes by so much more.
+# over so many steps, of a model that had just been made, they never do by such a share. They change apart from
+# gradients if the logarithm of what a rate of one would make of them changes by so much more.
 LARGE_UPDATES, SMALL_UPDATES, SMALL_STEPS, UPDATES_APART = 0.3, 1e-4, 100, 1.1
 # Weights have moved by more than their updates can if it is so many times what these explain. The first are small. They
 # stay behind their updates if the logarithm of that is so far below the rows before, for some rows.
@@ -233,15 +234,17 @@ def unusual_initial_values(read: Readings) -> Iterator[Sign]:
         yield Sign("weights", 0, [gain.place for gain in gains], gains)
     if not read.knows_nothing:
         return
+    if wide := [gain for gain in gains if gain.value > WIDE]:
+        yield Sign("weights", 0, [gain.place for gain in wide], wide)
     sizes = [
         Move("param_rms", place, 0, 1, float(read.column("param_rms", place)[0]), math.nan, math.inf)
         for place in read.places
     ]
-    for large in ([gain for gain in gains if gain.value > WIDE], [size for size in sizes if size.value > LARGE]):
-        if large:
-            yield Sign("weights", 0, [each.place for each in large], large)
+    large = [size for size in sizes if size.value > LARGE]
+    if large and read.is_fresh:
+        yield Sign("weights", 0, [size.place for size in large], large)
     stream = read.at_start("block_rms")
-    if stream and max(stream.values()) > LARGE_STREAM:
+    if stream and max(stream.values()) > LARGE_STREAM and read.is_fresh:
         of_blocks = [Move("block_rms", block, 0, 1, of, math.nan, math.inf) for block, of in stream.items()]
         yield Sign("activations", 0, moves=of_blocks, is_exact=True)
     if read.initial_deviation > SURE:
@@ -263,7 +266,7 @@ def unusual_updates(read: Readings) -> Iterator[Sign]:
     ratio_n = np.nanmedian(ratio_pm[:, known_m], axis=0)
     lr_m = read.column("lr")
     is_small = 0 < ratio_n.max() < SMALL_UPDATES and len(ratio_n) >= FEWEST_ROWS and read.step_m[-1] >= SMALL_STEPS
-    is_small = is_small and read.knows_nothing and not lr_m[-1] > lr_m[-2]  # as while it warms up
+    is_small = is_small and read.is_fresh and lr_m[-1] <= lr_m[len(lr_m) // 2]  # it has warmed up
     if (known_m[0] and ratio_n[0] > LARGE_UPDATES) or is_small:
         yield Sign("rate", 0, moves=[Move("update_ratio", "", 0, 1, float(ratio_n[0]), math.nan, math.inf)])
 
@@ -273,10 +276,12 @@ def updates_apart(read: Readings) -> Iterator[Sign]:
     places = [place for place in read.recording.places("update_ratio") if place in read.recording.places("grad_rms")]
     if not places:
         return
+    rate_pm = np.array([read.rate_of(place) for place in places])
     names = ("update_ratio", "param_rms", "grad_rms")
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio_pm, weight_pm, grad_pm = (np.array([read.column(name, place) for place in places]) for name in names)
-        log_qpm = np.log([ratio_pm * weight_pm / read.column("lr"), grad_pm])
+        is_high_pm = rate_pm > LEAST_RATE * np.fmax.accumulate(rate_pm, axis=1)  # else weights may round updates away
+        log_qpm = np.log([np.where(is_high_pm, ratio_pm * weight_pm / rate_pm, math.nan), grad_pm])
         # the first update of Adam is of another size than all others
         row_n = np.flatnonzero(np.isfinite(log_qpm).any(axis=1).all(axis=0) & (np.arange(log_qpm.shape[2]) > 0))
         if not len(row_n):

@@ -10,9 +10,10 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from lab.core.windows import NORMAL
-from labwatch.recordings.moves import USUAL, Move, usual
+from labwatch.recordings.moves import TIMES_LARGEST, USUAL, Move, usual
 from labwatch.recordings.readings import (
     FEWEST_ROWS,
+    LASTS,
     Readings,
     Sign,
     more_of_fewer,
@@ -26,10 +27,11 @@ from labwatch.recordings.readings import (
 # by which it also does not grow over ``USUAL`` rows if it grows no more.
 # It is no longer apart from it, since that is renewed with it, if from one row on the divergence is below such a share.
 KL_ROWS, KL_GROWTH, KL_LEFT, KL_GONE = 5, 2.0, 1.25, 1e-3
-# A reward has fallen if it is below the rows before by this share of the highest, and by more than they differ.
+# A reward has fallen if it is below the rows before by this share of the highest, by more than they differ, by so many
+# deviations of its noise, and by ``TIMES_LARGEST`` times as much as ever.
 # It falls slowly if the median of ``USUAL`` rows is below the highest one by this share, and by more than one of so
 # many medians may be above another one by chance.
-REWARD_FALL, SLOW_FALL = 0.15, 0.1
+REWARD_FALL, REWARD_NOISE, SLOW_FALL = 0.15, 2.6, 0.1
 
 
 def leaves_reference(read: Readings) -> Iterator[Sign]:
@@ -72,8 +74,8 @@ def leaves_reference(read: Readings) -> Iterator[Sign]:
 def lower_reward(read: Readings) -> Iterator[Sign]:
     """A reward that lies below the rows before, in some rows in a row, in their mean by more than these differ.
 
-    Relative to the highest so far, since it rises as the policy learns, and soon learns again. Or one that
-    falls slowly.
+    And by far more than it ever did. Relative to the highest so far, since it rises as the policy learns, and soon
+    learns again. Or one that falls slowly.
     """
     row_n = np.flatnonzero(np.isfinite(read.column("reward")))
     reward_n = read.column("reward")[row_n]
@@ -82,8 +84,12 @@ def lower_reward(read: Readings) -> Iterator[Sign]:
     with np.errstate(invalid="ignore"):
         share_n = reward_n / np.maximum.accumulate(np.abs(reward_n))
     (lowest_n, highest_n), later_kn = range_before(share_n), rows_from(share_n)
+    mean_n, noise = np.nanmean(later_kn, axis=0), NORMAL * float(np.nanmedian(np.abs(share_n - usual(share_n))))
+    below_n = np.nan_to_num(lowest_n - mean_n)
+    ever_n = np.append(np.zeros(LASTS), np.maximum.accumulate(below_n.clip(min=0))[:-LASTS])  # that ended before
     least_n = np.fmax(REWARD_FALL * more_of_fewer(later_kn), highest_n - lowest_n)
-    fell_n = (lowest_n - np.nanmean(later_kn, axis=0) > least_n) & (lowest_n - np.fmax.reduce(later_kn) > least_n / 2)
+    least_n = np.maximum.reduce([least_n, TIMES_LARGEST * ever_n, np.full(len(ever_n), REWARD_NOISE * noise)])
+    fell_n = (below_n > least_n) & (lowest_n - np.fmax.reduce(later_kn) > least_n / 2)
     rows = [row for row in row_n[fell_n].tolist() if row > read.settled]
     for row in rows[:1]:
         yield Sign("reward", row, moves=[read.change("reward", "", row)])
@@ -93,27 +99,29 @@ def lower_reward(read: Readings) -> Iterator[Sign]:
 
 
 def _slow_fall(read: Readings, row_n: NDArray[np.intp]) -> Iterator[int]:
-    """The row from which the reward, or its KL divergence, stays away from where the reward was highest for some rows.
+    """The row from which the KL divergence or the reward stays away from where the reward was highest for some rows.
 
-    If it falls from there by much more than these differ, so that in as many rows it is lower than in all of them.
+    If the reward falls from there by far more than it ever fell before, and the divergence does not stay what it was.
     """
     reward_n, kl_n = (read.column(name)[row_n] for name in ("reward", "kl"))
-    if len(reward_n) < 2 * USUAL:
+    if len(reward_n) < 2 * USUAL or np.isnan(kl_n).any():
         return
     window_nk = sliding_window_view(reward_n, USUAL)
     median_n, size_n = np.median(window_nk, axis=1), np.maximum.accumulate(np.abs(reward_n))[USUAL - 1 :]
-    best_n = np.maximum.accumulate(np.where(median_n == np.maximum.accumulate(median_n), np.arange(len(median_n)), 0))
+    highest_n = np.maximum.accumulate(median_n)
+    best_n = np.maximum.accumulate(np.where(median_n == highest_n, np.arange(len(median_n)), 0))
     at_n, now_n = best_n[:-USUAL], np.arange(USUAL, len(median_n))
     noise = NORMAL * float(np.nanmedian(np.abs(reward_n - usual(reward_n))))
-    least_n = np.fmax(SLOW_FALL * size_n[now_n], noise * np.sqrt(2 * np.log(now_n)))
+    ever_n = np.maximum.accumulate(highest_n - median_n)[at_n]
+    least_n = np.maximum.reduce([SLOW_FALL * size_n[now_n], noise * np.sqrt(2 * np.log(now_n)), TIMES_LARGEST * ever_n])
     fell_n = (median_n[at_n] - median_n[now_n] > least_n) & (window_nk[now_n].max(1) < window_nk[at_n].min(1))
     for now in now_n[fell_n].tolist()[:1]:
         best = slice(int(best_n[now - USUAL]), int(best_n[now - USUAL]) + USUAL)
         left_m = reward_n[best.stop : now + USUAL] < reward_n[best].min() - noise
         middle = (kl_n[best].min() + kl_n[best].max()) / 2
         turned_m = np.abs(kl_n[best.stop : now + USUAL] - middle) > 1.5 * np.ptp(kl_n[best])
-        away = min(int(np.flatnonzero(~of_m).max(initial=-1)) + 1 for of_m in (left_m, turned_m))
-        row = int(row_n[best.stop + away])
+        left, turned = (int(np.flatnonzero(~of_m).max(initial=-1)) + 1 for of_m in (left_m, turned_m))
+        row = int(row_n[best.stop + min(left, turned)]) if turned < len(turned_m) else 0
         if row > read.settled:
             yield row
 

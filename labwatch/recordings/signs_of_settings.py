@@ -10,12 +10,23 @@ from itertools import accumulate, pairwise, takewhile
 import numpy as np
 
 from labwatch.recordings.moves import TINY
-from labwatch.recordings.readings import BACK, CALM_STEPS, LASTING, SAME, STEP_LASTS, Change, Readings, Sign, factor
+from labwatch.recordings.readings import (
+    BACK,
+    CALM_STEPS,
+    LASTING,
+    LEAST_RATE,
+    SAME,
+    STEP_LASTS,
+    Change,
+    Readings,
+    Sign,
+    factor,
+)
 from labwatch.recordings.recording import DECAYS, MAX_NORM, STATES_LOST, SWITCHES, UPDATES, Setting
 
 # The learning rate jumps if it rises by this factor, and by as many times its largest rise per step before; or if it
-# falls in one step to zero, or for good by a factor that no step decay has, from more than this share of its peak.
-RATE_JUMP, RATE_FALL, LEAST_RATE = 3.0, 15.0, 0.06
+# falls in one step to zero, or for good by a factor that no step decay has, from more than ``LEAST_RATE`` of its peak.
+RATE_JUMP, RATE_FALL = 3.0, 15.0
 # Other settings jump if they, or what a decay leaves to the next number, change by this factor after ``CALM_STEPS`` in
 # which they did not: numbers that jump more often are kept by the optimizer itself.
 SETTING_JUMP = 3.0
@@ -26,8 +37,8 @@ SETTING_JUMP = 3.0
 ENDED_STEPS, ENDED_RATE, FASTER, STEEPER, QUICK = 0.1, 0.008, 5.0, 1.5, 0.5
 # A rate that did not rise for ``CALM_STEPS`` rises to another peak if that is so many times the one before.
 BEYOND_PEAK = 10.0
-# Another setting leaves what it was if after so many steps it begins to go, step by step, so many times away from that.
-CONSTANT_STEPS, FAR = 50, 10.0
+# Another setting leaves what it was if after so many rows it begins to go, step by step, so many times away from that.
+CONSTANT_ROWS, FAR = 5, 10.0
 # The rate of a group jumps apart from the others if it does by this factor, and they had one ratio until then.
 RATE_APART = 1.6
 
@@ -44,12 +55,10 @@ def changed_settings(read: Readings) -> Iterator[Sign]:
     places = {place for setting in settings for place in setting.parts}
     rates = [setting for setting in settings if setting.name == "lr" and setting.step_n]
     for setting in settings:
-        jumps = (*_jumps(setting, last), *_leaves_others(setting, rates))
-        of_schedule = (*_ended_early(setting, last), *_beyond_peak(setting), *_goes_away(setting))
-        for change in (*jumps, *of_schedule):
-            if setting.name == MAX_NORM or change in of_schedule:  # which are read at measured updates alone
-                since = int(read.step_m[read.row_of(change.step) - 1])
-                change = change._replace(since=max(since, change.since))
+        of_schedule = (*_ended_early(setting, last), *_beyond_peak(setting), *_goes_away(read, setting))
+        for change in (*_jumps(setting, last), *of_schedule, *_leaves_others(setting, rates)):
+            if setting.name == MAX_NORM:  # which is read at measured updates alone
+                change = change._replace(since=int(read.step_m[read.row_of(change.step) - 1]))
             if places <= {*change.parts}:
                 change = change._replace(parts=())
             kinds = {"lr": "rate", UPDATES: "optimizer" if change.value else "frozen"}
@@ -132,17 +141,18 @@ def _beyond_peak(setting: Setting) -> Iterator[Change]:
             calm_since = step
 
 
-def _goes_away(setting: Setting) -> Iterator[Change]:
+def _goes_away(read: Readings, setting: Setting) -> Iterator[Change]:
     """Where a setting other than the rate, which was constant, begins to rise far, or the norm of clipping to fall.
 
     A weight decay may end with the rate.
     """
     if setting.name in ("lr", *SWITCHES, STATES_LOST, UPDATES) or len(setting.value_n) < 2:
         return
-    (since, before), (step, value) = list(zip(setting.step_n, setting.value_n, strict=True))[:2]
+    (begin, before), (step, value) = list(zip(setting.step_n, setting.value_n, strict=True))[:2]
     way_n = setting.value_n[::-1] if setting.name == MAX_NORM and value < before else setting.value_n
-    is_far = before > 0 and factor(setting.value_n[-1] / before) > FAR
-    if is_far and step - since >= CONSTANT_STEPS and way_n == sorted(way_n):
+    row, is_far = read.row_of(step), 0 < before < math.inf and factor(setting.value_n[-1] / before) > FAR
+    if is_far and row - read.row_of(begin) > CONSTANT_ROWS and way_n == sorted(way_n):
+        since = int(read.step_m[row - 1])  # slow changes are told at measured updates alone
         yield Change(setting.name, setting.parts, since, step, before, value)
 
 

@@ -158,7 +158,8 @@ def _first_row(finding: Finding) -> int:
 def _decides(finding: Finding, move: Move) -> bool:
     known = quantities().get(move.quantity, {})
     kind = "gradients" if finding.kind == "instability" else finding.kind
-    return kind in ("rate", known.get("kind")) or "counts" in known or move.quantity == "loss_scale"
+    is_rate = kind == "rate" and not finding.changes
+    return is_rate or known.get("kind") == kind or "counts" in known or move.quantity == "loss_scale"
 
 
 def _interval(finding: Finding) -> str:
