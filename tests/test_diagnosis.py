@@ -320,6 +320,11 @@ FAULTS: dict[str, tuple[Callable[[Row, int], None], str, list[str]]] = {
         "precision",
         [*BLOCKS],
     ),
+    "gradients that a layer turns around": (
+        calls("head", usual="linear; linear", then="linear; detach; mul; sub"),
+        "gradients",
+        ["head"],
+    ),
     "what is taken out of the graph": (
         calls(*BLOCKS, usual="mul, which is not used", then="detach"),
         "gradients",
@@ -539,6 +544,16 @@ def test_updates_of_a_warm_up_that_goes_on_are_not_too_small(tmp_path: Path) -> 
             row |= {"lr": 1e-3 * factor} | {column: row[column] * factor for column in of_all("update_ratio")}
 
     assert not findings(planted(tmp_path / "probes.jsonl", both(sure(12.0, deviation=1.0), warms_up)))
+
+
+@pytest.mark.parametrize(("factor", "is_said"), [(1e-3, True), (0.1, False)])
+def test_an_embedding_that_is_tiny_at_first_is_said(factor: float, is_said: bool, tmp_path: Path) -> None:
+    """Before what its first block makes of it."""
+    logits = sets(0.01, "attention_logit_max/block0", at=0)
+    tiny = [times(factor, "param_rms/embedding", at=0), *([logits] if is_said else [])]
+    found = findings(planted(tmp_path / "probes.jsonl", both(sure(12.0, deviation=1.0), *tiny)))
+    said = [(first.kind, first.parts, first.since, first.step) for first in found]
+    assert said == [("weights", ["embedding"], None, 0)] * is_said
 
 
 @pytest.mark.parametrize(("label_loss", "of_a_block", "is_said"), [(12, 1.0, True), (2, 1.0, False), (12, 1.2, False)])

@@ -23,6 +23,7 @@ OF_ATTENTION = r"att(n|ention)(\.|_func|_forward)|dot_product_attention|flex_att
 ATTENTION_LEAPS, OTHER_MASK = 2.0, 0.01
 OF_ATTENTION_MODULE = r"[ .](self_)?att(n|ention)\."
 KEEPS_VALUES, TAKEN_OUT = re.compile("(no longer|now) (detach|clone|contiguous|alias|requires_grad_)"), "now detach of"
+COMBINES = re.compile(r"^now (detach|add|sub|rsub|mul|neg)\b")  # as in ``2 * x.detach() - x``, which is x
 FORMAT = re.compile(r" in b?float\d+$")
 CAST = re.compile(r"^(no longer|now) (to|float|half|bfloat16|double|type|type_as)\b")
 NUMBER = re.compile(r"-?\d[\d.e+-]*")
@@ -161,6 +162,8 @@ def _kind_of_code(read: Readings, row: int, places: Collection[str], functions: 
     """What changes with the functions of some parts: gradients alone, the head, the choice of experts, or attention."""
     told = [name for name in functions if not name.endswith(NOT_USED)]
     if any("no part of the model" in name for name in told) or (told and all(map(KEEPS_VALUES.search, told))):
+        return "gradients"
+    if any(name.startswith("now detach") for name in told) and all(map(COMBINES.search, told)):
         return "gradients"
     gone, new = (
         {name.removeprefix(how) for name in told if name.startswith(how) and not CAST.search(name)}

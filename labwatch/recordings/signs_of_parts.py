@@ -29,8 +29,9 @@ from labwatch.recordings.readings import (
 )
 
 # A block is unlike the others from the first row on if its weights are larger by this factor than their median.
-# Or if its attention logits are so many times smaller, as those of small queries and keys.
-UNLIKE, SMALLER_LOGITS = 4.0, 30.0
+# Or if its attention logits are so many times smaller, as those of small queries and keys. And an embedding of such an
+# RMS is unlike any, since the first norm makes its gradients as many times larger.
+UNLIKE, SMALLER_LOGITS, SMALL_EMBEDDING = 4.0, 30.0, 1e-3
 # Attention has collapsed if its entropy is so small, in nats.
 COLLAPSED = 0.05
 # A model is sure of what it predicts if its output logits have this standard deviation. Attention and routers are sure
@@ -208,8 +209,12 @@ def lost_counts(read: Readings) -> Iterator[Sign]:
 
 
 def unlike_weights(read: Readings) -> Iterator[Sign]:
-    """Blocks whose weights are larger than those of the other blocks from the first row on."""
-    rms = read.at_start("param_rms")
+    """Blocks whose weights are larger than those of the other blocks from the first row on; or a tiny embedding."""
+    rms, embedding = read.at_start("param_rms"), float(read.column("param_rms", "embedding")[0])
+    if 0 < embedding < SMALL_EMBEDDING and read.is_fresh:
+        usual = float(np.median([*rms.values()]))
+        yield Sign("weights", 0, ["embedding"], [Move("param_rms", "embedding", 0, 1, embedding, usual, math.inf)])
+        return
     for block, value in rms.items():
         usual = float(np.median([other for name, other in rms.items() if name != block] or [math.nan]))
         if len(rms) >= 3 and value > UNLIKE * usual:
