@@ -29,9 +29,9 @@ from labwatch.recordings.readings import (
 KL_ROWS, KL_GROWTH, KL_LEFT, KL_GONE = 5, 2.0, 1.25, 1e-3
 # A reward has fallen if it is below the rows before by this share of the highest, by more than they differ, by so many
 # deviations of its noise, and by ``TIMES_LARGEST`` times as much as ever.
-# It falls slowly if the median of ``USUAL`` rows is below the highest one by this share, and by more than one of so
-# many medians may be above another one by chance.
-REWARD_FALL, REWARD_NOISE, SLOW_FALL = 0.15, 2.6, 0.1
+# It falls slowly if the median of ``USUAL`` rows is as far below the highest one, and by more than one of so many
+# medians may be above another one by chance.
+REWARD_FALL, REWARD_NOISE = 0.15, 2.6
 
 
 def leaves_reference(read: Readings) -> Iterator[Sign]:
@@ -113,7 +113,9 @@ def _slow_fall(read: Readings, row_n: NDArray[np.intp]) -> Iterator[int]:
     at_n, now_n = best_n[:-USUAL], np.arange(USUAL, len(median_n))
     noise = NORMAL * float(np.nanmedian(np.abs(reward_n - usual(reward_n))))
     ever_n = np.maximum.accumulate(highest_n - median_n)[at_n]
-    least_n = np.maximum.reduce([SLOW_FALL * size_n[now_n], noise * np.sqrt(2 * np.log(now_n)), TIMES_LARGEST * ever_n])
+    least_n = np.maximum.reduce(
+        [REWARD_FALL * size_n[now_n], noise * np.sqrt(2 * np.log(now_n)), TIMES_LARGEST * ever_n]
+    )
     fell_n = (median_n[at_n] - median_n[now_n] > least_n) & (window_nk[now_n].max(1) < window_nk[at_n].min(1))
     for now in now_n[fell_n].tolist()[:1]:
         best = slice(int(best_n[now - USUAL]), int(best_n[now - USUAL]) + USUAL)
