@@ -1057,6 +1057,23 @@ def test_a_reward_that_falls_slowly_is_said_where_its_divergence_turned(
     assert said == [("reward", AT)] * is_said
 
 
+def test_a_shift_begins_where_rows_on_both_sides_of_it_differ_least(tmp_path: Path) -> None:
+    """And not at a row before it that lies below all others by chance."""
+
+    def tell(row: Row, step: int) -> None:
+        if "lr" in row and step == AT - 5:
+            row["token_perplexity"] = 21.5
+
+    shifts = both(varies("token_perplexity", 24.0, noise=0.02), times(0.7, "token_perplexity"), tell)
+    (found,) = findings(planted(tmp_path / "probes.jsonl", shifts))
+    assert (found.kind, found.since, found.step) == ("data", AT - 5, AT)
+
+
+def test_tokens_that_differ_by_next_to_nothing_are_no_alarm(tmp_path: Path) -> None:
+    shifts = both(varies("token_perplexity", 24.0, noise=1e-3), times(0.95, "token_perplexity"))
+    assert not findings(planted(tmp_path / "probes.jsonl", shifts))
+
+
 def test_a_shift_that_a_clear_sign_follows_is_told_by_that(tmp_path: Path) -> None:
     """A row before the shift may lie there by chance."""
 
