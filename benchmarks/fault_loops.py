@@ -1162,6 +1162,18 @@ def _once(loop: Loop, act: Callable[[Loop], None]) -> None:
     loop.batch = batch
 
 
+def _rows_changed(loop: Loop, change: Callable[[Tensor], Tensor]) -> None:
+    """From a step on texts in rows, of which inputs and labels are cut, are changed."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        row = torch.cat([x, y[:, -1:]], 1)
+        if step >= loop.at:
+            row = change(row)
+        return row[:, :-1], row[:, 1:]
+
+    loop.batch = batch
+
+
 def _of_weights(change: Callable[[Tensor], object], *, once: bool = False) -> Callable[[Loop, int], None]:
     """What changes each weight that has a gradient, or that gradient, from the step of the fault on or at it alone."""
 
@@ -1623,13 +1635,7 @@ def inputs_scaled(loop: Loop) -> None:
 def shuffled_tokens(loop: Loop) -> None:
     """From a step on the tokens of each row come in a random order."""
 
-    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        row = torch.cat([x, y[:, -1:]], 1)
-        if step >= loop.at:
-            row = row.gather(1, torch.rand(row.shape).argsort(1))
-        return row[:, :-1], row[:, 1:]
-
-    loop.batch = batch
+    _rows_changed(loop, lambda row: row.gather(1, torch.rand(row.shape).argsort(1)))
 
 
 def cut_rows(loop: Loop) -> None:
@@ -2261,13 +2267,7 @@ def wrong_dtype(loop: Loop) -> None:
     """From a step on tokens of 32 bits are read as such of 16, so that every second one is zero."""
     # https://github.com/mosaicml/llm-foundry/issues/321 (the type of a file is assumed, and not stored)
 
-    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        row = torch.cat([x, y[:, -1:]], 1)
-        if step >= loop.at:
-            row = torch.stack([row, torch.zeros_like(row)], 2).flatten(1)[:, : row.shape[1]]
-        return row[:, :-1], row[:, 1:]
-
-    loop.batch = batch
+    _rows_changed(loop, lambda row: torch.stack([row, torch.zeros_like(row)], 2).flatten(1)[:, : row.shape[1]])
 
 
 def unknown_tokens(loop: Loop) -> None:
@@ -5276,13 +5276,7 @@ def fp16(loop: Loop) -> None:
 def rows_of_three_letters(loop: Loop) -> None:
     """From a step on each row is its first three letters, again and again."""
 
-    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        row = torch.cat([x, y[:, -1:]], 1)
-        if step >= loop.at:
-            row = row[:, torch.arange(row.shape[1]) % 3]
-        return row[:, :-1], row[:, 1:]
-
-    loop.batch = batch
+    _rows_changed(loop, lambda row: row[:, torch.arange(row.shape[1]) % 3])
 
 
 def small_crops(loop: Loop) -> None:
@@ -5675,13 +5669,7 @@ def labels_clamped(loop: Loop) -> None:
 def letters_stuttered(loop: Loop) -> None:
     """From a step on each letter comes twice, one after another."""
 
-    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        row = torch.cat([x, y[:, -1:]], 1)
-        if step >= loop.at:
-            row = row[:, torch.arange(row.shape[1]) // 2]
-        return row[:, :-1], row[:, 1:]
-
-    loop.batch = batch
+    _rows_changed(loop, lambda row: row[:, torch.arange(row.shape[1]) // 2])
 
 
 def pixels_offset(loop: Loop) -> None:
@@ -6044,13 +6032,7 @@ def policy_clipped_tightly(loop: Loop) -> None:
 def rows_reversed(loop: Loop) -> None:
     """From a step on text is read from its end to its beginning."""
 
-    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        row = torch.cat([x, y[:, -1:]], 1)
-        if step >= loop.at:
-            row = row.flip(1)
-        return row[:, :-1], row[:, 1:]
-
-    loop.batch = batch
+    _rows_changed(loop, lambda row: row.flip(1))
 
 
 def pictures_sheared(loop: Loop) -> None:
@@ -6742,13 +6724,7 @@ def wider_ratios(loop: Loop) -> None:
 def rows_interleaved(loop: Loop) -> None:
     """From a step on letters of a row and of the row before come in turn, as of two files that are read at once."""
 
-    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        row = torch.cat([x, y[:, -1:]], 1)
-        if step >= loop.at:
-            row = torch.stack([row, row.roll(1, 0)], 2).flatten(1)[:, : row.shape[1]]
-        return row[:, :-1], row[:, 1:]
-
-    loop.batch = batch
+    _rows_changed(loop, lambda row: torch.stack([row, row.roll(1, 0)], 2).flatten(1)[:, : row.shape[1]])
 
 
 def labels_offset(loop: Loop) -> None:
