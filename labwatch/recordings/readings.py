@@ -146,9 +146,7 @@ class Readings:
         """``[m]`` the learning rate of the weights of a part, or of all."""
         for setting in self.recording.settings:
             if setting.name == "lr" and place in setting.parts:
-                at_m = np.searchsorted(setting.step_n, self.step_m, side="right") - 1
-                rate_m: Numbers = np.array(setting.value_n, dtype=float)[at_m.clip(min=0)]
-                return rate_m
+                return setting.at(self.step_m)
         return self.column("lr")
 
     @cached_property

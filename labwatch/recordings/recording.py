@@ -40,6 +40,12 @@ class Setting(NamedTuple):
     step_n: list[int]
     value_n: list[float]
 
+    def at(self, step_m: Any) -> Numbers:
+        """Its values at steps; before the first one that is known, that one."""
+        known_m = np.searchsorted(self.step_n, step_m, side="right") - 1
+        values: Numbers = np.array(self.value_n, dtype=float)[np.maximum(known_m, 0)]
+        return values
+
 
 class Recording(NamedTuple):
     """A run as it was recorded.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 
 import numpy as np
@@ -231,35 +231,30 @@ def unusual_initial_values(read: Readings) -> Iterator[Sign]:
 
     These may be so after training, so labels are no more likely than other tokens.
     """
-    gains = [
-        Move("weight_gain", place, 0, 1, float(read.column("weight_gain", place)[0]), math.nan, math.inf)
-        for place in read.recording.places("weight_gain")
-    ]
+    gains = _at_first(read, "weight_gain", read.recording.places("weight_gain"))
     if gains and 0 < max(gain.value for gain in gains) < NARROW:
         yield Sign("weights", 0, [gain.place for gain in gains], gains)
     if not read.knows_nothing:
         return
     if wide := [gain for gain in gains if gain.value > WIDE]:
         yield Sign("weights", 0, [gain.place for gain in wide], wide)
-    sizes = [
-        Move("param_rms", place, 0, 1, float(read.column("param_rms", place)[0]), math.nan, math.inf)
-        for place in read.places
-    ]
-    large = [size for size in sizes if size.value > LARGE]
+    large = [size for size in _at_first(read, "param_rms", read.places) if size.value > LARGE]
     if large and read.is_fresh:
         yield Sign("weights", 0, [size.place for size in large], large)
-    stream = read.at_start("block_rms")
-    if stream and max(stream.values()) > LARGE_STREAM and read.is_fresh:
-        of_blocks = [Move("block_rms", block, 0, 1, of, math.nan, math.inf) for block, of in stream.items()]
-        yield Sign("activations", 0, moves=of_blocks, is_exact=True)
+    stream = _at_first(read, "block_rms", read.blocks)
+    if stream and max(output.value for output in stream) > LARGE_STREAM and read.is_fresh:
+        yield Sign("activations", 0, moves=stream, is_exact=True)
     if read.initial_deviation > SURE:
-        rms = float(read.column("output_logit_rms")[0])
-        yield Sign("output_logits", 0, moves=[Move("output_logit_rms", "", 0, 1, rms, math.nan, math.inf)])
+        yield Sign("output_logits", 0, moves=_at_first(read, "output_logit_rms", [""]))
     for name in ("attention_logit_max", "router_logit_max"):
-        logits = read.at_start(name)
-        if logits and min(logits.values()) > SURE_LOGITS:
-            of_blocks = [Move(name, block, 0, 1, of, math.nan, math.inf) for block, of in logits.items()]
-            yield Sign(quantities()[name]["kind"], 0, moves=of_blocks)
+        logits = _at_first(read, name, read.blocks)
+        if logits and min(logit.value for logit in logits) > SURE_LOGITS:
+            yield Sign(quantities()[name]["kind"], 0, moves=logits)
+
+
+def _at_first(read: Readings, name: str, places: Sequence[str]) -> list[Move]:
+    """What was measured in the first row, as moves from nothing known."""
+    return [Move(name, place, 0, 1, float(read.column(name, place)[0]), math.nan, math.inf) for place in places]
 
 
 def unusual_updates(read: Readings) -> Iterator[Sign]:
@@ -318,9 +313,8 @@ def weights_behind_updates(read: Readings) -> Iterator[Sign]:
         row_n = np.flatnonzero(read.column(name, place) > 0)
         log_n = np.log(read.column(name, place)[row_n])
         later_kn, (lowest_n, _) = rows_from(log_n), range_before(log_n)
-        for n in np.flatnonzero(
-            lowest_n - np.fmax.reduce(later_kn) > BEHIND_UPDATES * more_of_fewer(later_kn)
-        ).tolist():
+        is_behind_n = lowest_n - np.fmax.reduce(later_kn) > BEHIND_UPDATES * more_of_fewer(later_kn)
+        for n in np.flatnonzero(is_behind_n).tolist():
             if n >= FEWEST_ROWS and row_n[n] > read.settled:
                 yield Sign("optimizer", int(row_n[n]), [place], [read.change(name, place, int(row_n[n]))])
                 break

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise, takewhile
 
@@ -148,7 +147,7 @@ def _goes_away(read: Readings, setting: Setting) -> Iterator[Change]:
     """
     if setting.name in ("lr", *SWITCHES, STATES_LOST, UPDATES) or len(setting.value_n) < 2:
         return
-    (begin, before), (step, value) = list(zip(setting.step_n, setting.value_n, strict=True))[:2]
+    (begin, step), (before, value) = setting.step_n[:2], setting.value_n[:2]
     way_n = setting.value_n[::-1] if setting.name == MAX_NORM and value < before else setting.value_n
     row, is_far = read.row_of(step), 0 < before < math.inf and factor(setting.value_n[-1] / before) > FAR
     if is_far and row - read.row_of(begin) > CONSTANT_ROWS and way_n == sorted(way_n):
@@ -158,10 +157,6 @@ def _goes_away(read: Readings, setting: Setting) -> Iterator[Change]:
 
 def _leaves_others(setting: Setting, rates: Sequence[Setting]) -> Iterator[Change]:
     """Where the rate of a group jumps and those of other groups do not, though a schedule had moved all alike."""
-
-    def rate(of: Setting, step: int) -> float:
-        return of.value_n[max(bisect_right(of.step_n, step) - 1, 0)]
-
     if setting.name != "lr":
         return
     pairs = list(zip(setting.step_n, setting.value_n, strict=True))
@@ -169,10 +164,12 @@ def _leaves_others(setting: Setting, rates: Sequence[Setting]) -> Iterator[Chang
         if step - since > 1 or not before or not value or factor(value / before) <= RATE_APART:
             continue
         for other in rates:
-            both = {*other.step_n} & {at for at, _ in pairs[:number]}
-            ratios = [rate(setting, at) / rate(other, at) for at in both if rate(other, at)]
-            apart = factor(value / before * rate(other, since) / (rate(other, step) or TINY))
+            both = np.intersect1d(other.step_n, setting.step_n[:number])
+            mine_n, other_n = setting.at(both), other.at(both)
+            ratios = mine_n[other_n != 0] / other_n[other_n != 0]
+            other_before, other_now = other.at([since, step]).tolist()
+            apart = factor(value / before * other_before / (other_now or TINY))
             if apart > RATE_APART and step - pairs[0][0] >= CALM_STEPS:
-                if len(ratios) >= LASTING and max(ratios) < (1 + SAME) * min(ratios):
+                if len(ratios) >= LASTING and ratios.max() < (1 + SAME) * ratios.min():
                     yield Change(setting.name, setting.parts, since, step, before, value)
                 return
