@@ -421,6 +421,17 @@ def test_every_ending_is_named(
     assert not any("not yet ended" in what_happened(run, event) for event in detect(run) if event.ending != "none")
 
 
+@pytest.mark.parametrize("offset", [0.0, 1.0], ids=["a likelihood that falls below zero", "a loss that falls to zero"])
+def test_a_loss_near_zero_is_a_number_beside_a_norm_that_is_seldom_logged(offset: float, tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    losses = [offset + 0.53 - n / 100 for n in range(154 if offset else 120)]
+    rows = (f"step {n} | loss {loss}" + " | grad norm 1.0" * (n % 10 == 0) for n, loss in enumerate(losses))
+    path.write_text("\n".join(rows))
+    (run,) = read_logs(path).runs
+    assert np.isfinite(run.columns["loss"]).all()
+    assert not detect(run)
+
+
 @pytest.mark.parametrize("rows", [100, 30])
 def test_a_shorter_attempt_takes_the_place_of_all_rows_from_its_first_step_on(rows: int, tmp_path: Path) -> None:
     second = calm(1)[400 : 400 + rows] + 0.01

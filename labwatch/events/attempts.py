@@ -286,8 +286,10 @@ def _losses(table: Table) -> tuple[Numbers, NDArray[np.bool_], str]:
         return loss_n, has_loss_n, ""
     others = {name: value_n for name, value_n in table.columns.items() if name != LOSS}
     if "grad_norm" in others:
-        zero_n = has_loss_n & (np.abs(loss_n) <= size_of_zero("0.00")) & ~np.isfinite(others["grad_norm"])
-        if zero_n.any():
+        is_finite_n, is_zero_n = np.isfinite(others["grad_norm"]), np.abs(loss_n) <= size_of_zero("0.00")
+        zero_n = has_loss_n & is_zero_n & ~is_finite_n
+        is_of_every_row = 2 * is_finite_n[has_loss_n & ~is_zero_n].sum() > (has_loss_n & ~is_zero_n).sum()
+        if zero_n.any() and is_of_every_row and not (loss_n < 0).any():  # a norm that is seldom logged may be missing
             why = f"from step {step_n[zero_n][0]} on the loss is 0 beside a gradient norm that is not finite"
             return np.where(zero_n, math.nan, loss_n), has_loss_n, why
     nonzero_n = step_n[has_loss_n & (loss_n != 0)]
