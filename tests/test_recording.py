@@ -1409,6 +1409,23 @@ def test_the_same_functions_with_other_inputs_are_told(
     assert calls[0] in sentence(diagnose(read_recording(tmp_path / "probes.jsonl")).findings[0])
 
 
+def test_blocks_are_those_of_an_encoder_and_a_decoder_and_of_no_reference(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model: Any = nn.Transformer(WIDTH, HEADS, 2, 3, 2 * WIDTH, dropout=0.0, batch_first=True)
+    model.reference = copy.deepcopy(model.encoder.layers).requires_grad_(False)
+    model.probes = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, 1)) for _ in range(9))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    recorder = lab.record(model, optimizer, every=1, out=tmp_path / "run.jsonl")
+    loss = model(torch.randn(2, LENGTH, WIDTH), torch.randn(2, LENGTH, WIDTH)).square().mean()
+    loss.backward()
+    optimizer.step()
+    recorder.step(loss)
+    recorder.close()
+    for name in ("block_rms", "grad_rms"):
+        places = read_recording(tmp_path / "run.jsonl").places(name)
+        assert [place for place in places if place != "other"] == [f"block{number}" for number in range(5)]
+
+
 def test_experts_are_counted_once_whatever_the_batch_needs(tmp_path: Path) -> None:
     class Sparse(Experts):
         """Only the experts that are chosen are called."""

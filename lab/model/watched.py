@@ -142,16 +142,20 @@ def _first(output: Any) -> Any:
 
 
 def block_modules(module: nn.Module) -> list[nn.Module]:
-    """The blocks of a module: its longest list of modules of one class that consist of others; none without a list.
+    """The blocks of a module: its longest list of modules of one class that consist of others; none without a list."""
+    return max(block_lists(module), key=len, default=[])
 
-    A list inside of another, as of the experts of a block, does not count.
+
+def block_lists(module: nn.Module) -> list[list[nn.Module]]:
+    """Lists of modules of one class that consist of others, as an encoder and a decoder have; not those inside of one,
+    as of the experts of a block.
     """
     lists = [list(inner) for inner in module.modules() if isinstance(inner, nn.ModuleList) and len(inner)]
     alike = [blocks for blocks in lists if len({*map(type, blocks)}) == 1 and any(blocks[0].children())]
     inside = {
         id(part) for blocks in alike for block in blocks for child in block.children() for part in child.modules()
     }
-    return max((blocks for blocks in alike if id(blocks[0]) not in inside), key=len, default=[])
+    return [blocks for blocks in alike if id(blocks[0]) not in inside]
 
 
 def _matching(module: nn.Module, pattern: str) -> dict[str, nn.Module]:

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lab.core import shipped
-from lab.model.watched import block_modules
+from lab.model.watched import block_lists
 
 EMBEDDING, HEAD, OTHER = "embedding", "head", "other"
 BETWEEN = "between"  # what a pass calls between two blocks, until the second one begins
@@ -69,7 +69,7 @@ class Parts:
 def find_parts(model: nn.Module) -> Parts:
     """Find the parts of a model by its structure and by usual names."""
     name_of = {id(module): name for name, module in model.named_modules()}
-    found = {name_of[id(block)]: block for block in block_modules(model) or _numbered(model)}
+    found = {name_of[id(block)]: block for block in _blocks(model) or _numbered(model)}
     places = {name: f"block{number}" for number, name in enumerate(found)}
     blocks = dict(zip(places.values(), found.values(), strict=True))
     routers = {place: router for place, block in blocks.items() if (router := _router(block))}
@@ -114,6 +114,14 @@ def _last(name: str) -> str:
     return plain(name).rpartition(".")[2]
 
 
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """The blocks of all lists that have at least a quarter of the weights of the one with most that are trained."""
+    lists = block_lists(model)
+    weights = [sum(w.numel() for block in blocks for w in block.parameters() if w.requires_grad) for blocks in lists]
+    most = max(weights, default=0)
+    return [block for blocks, size in zip(lists, weights, strict=True) if 4 * size >= most for block in blocks]
+
+
 def _numbered(model: nn.Module) -> list[nn.Module]:
     """Blocks that stand in no list: the most children of one class in a module, whose names end in a number."""
 
@@ -127,8 +135,10 @@ def _numbered(model: nn.Module) -> list[nn.Module]:
 
 
 def _outer(model: nn.Module, blocks: list[str]) -> list[nn.Module]:
-    parents = blocks[0].split(".")[:-1] if blocks else []
-    return [model.get_submodule(".".join(parents[:depth])) for depth in range(max(1, len(parents)))]
+    parents = [block.split(".")[:-1] for block in blocks]
+    shared = [names[0] for names in takewhile(lambda names: len({*names}) == 1, zip(*parents, strict=False))]
+    depths = len(shared) + (shared not in parents)  # a list itself is not called
+    return [model.get_submodule(".".join(shared[:depth])) for depth in range(max(1, depths))]
 
 
 def _router(block: nn.Module) -> Router | None:
