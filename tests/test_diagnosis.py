@@ -820,23 +820,24 @@ PLACES = {"0.0": ["block0", "block1"], "0.1": ["head"]}
 
 
 @pytest.mark.parametrize(
-    ("parts", "every", "shape", "is_said"),
+    ("parts", "every", "words", "shape", "is_said"),
     [
-        (BLOCKS, 5, None, True),
-        (BLOCKS, 100, None, True),
-        (["block1"], 5, None, True),
-        (["block1"], 100, None, False),  # which may be skipped by chance
-        (BLOCKS, 5, [8, 16], False),
+        (BLOCKS, 5, ["now add(add, input)"], None, True),
+        (BLOCKS, 100, [], None, True),
+        (["block1"], 5, [], None, True),
+        (["block1"], 100, ["now add(add, input)"], None, True),
+        (["block1"], 100, [], None, False),  # which may come after another one by chance
+        (BLOCKS, 5, ["now add(add, input)"], [8, 16], False),
     ],
 )
 def test_calls_that_differ_are_said_unless_chance_or_the_shape_of_a_batch_makes_them_differ(
-    parts: Sequence[str], every: int, shape: list[int] | None, is_said: bool, tmp_path: Path
+    parts: Sequence[str], every: int, words: list[str], shape: list[int] | None, is_said: bool, tmp_path: Path
 ) -> None:
     def tell(row: Row, step: int) -> None:
         if step in (0, AT):
             row |= {f"code/{part}": step for part in (PARTS if step == 0 else parts)}
-        if step == AT:
-            row |= {f"calls/{part}": ["now add(add, input)"] for part in parts}
+        if step == AT and words:
+            row |= {f"calls/{part}": words for part in parts}
         if step == 0 or (shape and step == AT):
             row["given"] = [f"0 int64 {shape if step else [8, 32]}"]
 

@@ -287,7 +287,7 @@ def test_every_column_is_on_the_page_and_held_against_the_labs_probe(tmp_path: P
     known = {name for name, row in quantities().items() if "extra" not in row}
     assert set.union(*columns.values()) - known == UNREAD
     of_checks = {"loss_code", "token_weights"}  # of "code/loss", and of "sample_weight"
-    assert known - set.union(*columns.values()) == {"batch_rms", "buffer_written", *of_checks}
+    assert known - set.union(*columns.values()) == {"batch_rms", "buffer_written", "left_out", *of_checks}
 
 
 # the forward pass, however it is made
@@ -1509,6 +1509,42 @@ def test_weights_that_are_no_longer_trained_are_told(tmp_path: Path) -> None:
     assert not any("gradient_missing/block0" in row for row in rows.values())
     (found,) = diagnose(read_recording(out)).findings
     assert (found.kind, found.parts, found.since, found.step) == ("frozen", ["block1"], 10, 15)
+
+
+@pytest.mark.parametrize("left_out", ["embedding", "lm_head", "layers"])
+def test_weights_that_no_optimizer_has_are_told_unless_they_are_most(left_out: str, tmp_path: Path) -> None:
+    model, out = built(), tmp_path / "probes.jsonl"
+    held = [weight for name, weight in model.named_parameters() if not name.startswith(left_out)]
+    _, *rest = run(model, out, 11, every=5, optimizer=lambda _, lr: torch.optim.AdamW(held, lr))
+    assert not any(name.startswith("left_out") for row in rest for name in row)
+    found = [(found.kind, found.parts, found.weights, found.since) for found in diagnose(read_recording(out)).findings]
+    part = {"embedding": "embedding", "lm_head": "head"}.get(left_out)
+    assert found == ([("frozen", [part], [f"{left_out}.weight"], None)] if part else [])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("begin", [0, 12])
+def test_weights_that_keep_the_digits_of_another_format_are_told(
+    begin: int, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    model, out = built(), tmp_path / "probes.jsonl"
+
+    @torch.no_grad()
+    def rounds(step: int) -> None:
+        for weight in model.parameters() if step >= begin else ():
+            weight.copy_(weight.to(dtype))
+
+    run_with(model, out, rounds)
+    assert told(out) == ("precision", [], 10 if begin else None, 15 if begin else 0)
+
+
+def test_a_checkpoint_in_another_format_is_no_rounding_of_updates(tmp_path: Path) -> None:
+    model, out = built(), tmp_path / "probes.jsonl"
+    model.load_state_dict({name: weight.bfloat16() for name, weight in model.state_dict().items()})
+    first, *_, last = run(model, out, 11, every=5)
+    assert first["weights_rounded/block1"] == 1
+    assert last["weights_rounded/block1"] < 0.1
+    assert not diagnose(read_recording(out)).findings
 
 
 def test_updates_that_do_not_reach_the_weights_are_told(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ LEAST_MISSED = 1e-3  # the probability of other tokens, without which a gradient
 ROUNDED = 0.02  # how far, relatively, rounding may move a gradient at the logits from that of a cross-entropy
 MOST_ROWS = 0.5  # the share of rows of which labels are known that stand for all
 FOLLOWED = 256  # entries of each weight that are followed from one measured update to the next
+DIGITS_LOST = 13  # the last bits of an fp32 number that is one of fp16, too; bf16 has fewer digits still
 ROWS = 64  # of a batch, of which it is seen which are equal
 EXPECTED = 8  # times that a token must come in a batch, by its least share so far, if it is to be missed
 # A second moment keeps ``beta2`` of what it was in each update, so it never is below that, but for rounding.
@@ -620,6 +621,9 @@ class Measurement:
         travelled = self.settings.travelled[optimizer, index] - own  # up to this update, which is not made yet
         if (in_pass := self.of_pass.pop(name, None)) is not None:  # later updates of a step have moved it
             self._add(name, "weights_in_pass", {name: (in_pass == now).double().mean()}, now)
+        if now.dtype is torch.float32:
+            is_rounded = now.view(torch.int32) % 2**DIGITS_LOST == 0
+            self._add(name, "weights_rounded", {name: is_rounded.double().mean()}, now)
         last = self.samples.get(name)
         if last is not None:
             self._add(name, "moved", {name: per_run_rms((now - last.values)[None])}, now)

@@ -199,7 +199,7 @@ class Recorder:
         if distributed.is_joined() and torch.distributed.get_rank():
             return
         if not self.is_told:
-            rows[-1] |= self._of_matrices(known)
+            rows[-1] |= self._of_matrices(known) | self._left_out(known)
             rows.insert(0, self._header(known, measurement))
             self.is_told = True
         _write(rows, self.out)
@@ -260,6 +260,18 @@ class Recorder:
             entering = min(weight.shape[-2:]) if weight.ndim < 4 else weight[0].numel()
             found[key.where] = max(found[key.where], number.value * math.sqrt(entering))
         return {f"weight_gain/{place}": gain for place, gain in found.items() if place not in ("embedding", "other")}
+
+    def _left_out(self, known: Mapping[Key, Known]) -> dict[str, list[str]]:
+        """By ``left_out/PART`` the weights that get gradients and that no optimizer has, unless these are most."""
+        held = {id(weight) for each in self.optimizers for group in each.param_groups for weight in group["params"]}
+        weights = dict(self.model.named_parameters())
+        trained = [key for key in known if key.name == "backward" and key.piece in weights and known[key].value > 0]
+        lacking = [key for key in trained if id(weights[key.piece]) not in held]
+        found = defaultdict[str, list[str]](list)
+        if 2 * sum(self.sizes[key.piece] for key in lacking) < sum(self.sizes[key.piece] for key in trained):
+            for key in lacking:
+                found[f"left_out/{key.where}"].append(plain(key.piece))
+        return found
 
     def _header(self, known: Mapping[Key, Known], measurement: Measurement) -> dict[str, Any]:
         """What was found in the model, and what was not."""

@@ -119,7 +119,7 @@ def diagnose(recording: Recording) -> Diagnosis:
     return Diagnosis(sorted(findings, key=lambda finding: finding.step), outcomes)
 
 
-AT_START = ("zero gradients", "initial weights", "initial values", "sizes of updates")
+AT_START = ("zero gradients", "initial weights", "initial values", "sizes of updates", "weights that no optimizer has")
 
 
 def _outcome(read: Readings, column: str, signs: Sequence[Sign]) -> str:

@@ -115,7 +115,8 @@ def _one_change(of_rows: Mapping[int, Sequence[str]]) -> tuple[int, list[str]] |
 def _other_calls(read: Readings, other_functions: Mapping[int, Collection[str]]) -> Iterator[Sign]:
     """Parts that call the same functions more or less often, or with the outputs of others.
 
-    Few rows do not tell this of a single part, in which chance may skip something, nor of a batch of another shape.
+    Few rows do not tell this of a single part, in which chance may skip something, unless other outputs are taken; nor
+    of a batch of another shape.
     """
     found = defaultdict[int, list[str]](list)
     for place in read.recording.places("code"):
@@ -126,9 +127,10 @@ def _other_calls(read: Readings, other_functions: Mapping[int, Collection[str]])
     reshaped = read.recording.names.get(("given", ""), {})
     for row, places in found.items():
         is_of_most = len({*places} & {*read.blocks}) >= max(2, MOST * len(read.blocks))
-        if row in reshaped or row in other_functions or not (is_of_most or len(read.step_m) >= FEWEST_TO_SKIP):
-            continue
         calls = [name for place in places for name in read.recording.names.get(("calls", place), {}).get(row, [])]
+        is_told = is_of_most or len(read.step_m) >= FEWEST_TO_SKIP or calls
+        if row in reshaped or row in other_functions or not is_told:
+            continue
         functions = list(dict.fromkeys(calls)) or ["other calls than before"]
         yield Sign(_kind_of_code(read, row, places, functions), row, sorted(places), functions=functions, is_exact=True)
 

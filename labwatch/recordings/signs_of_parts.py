@@ -46,6 +46,8 @@ LARGE_UPDATES, SMALL_UPDATES, SMALL_STEPS, UPDATES_APART = 0.3, 1e-4, 100, 1.1
 # Weights have moved by more than their updates can if it is so many times what these explain. The first are small. They
 # stay behind their updates if the logarithm of that is so far below the rows before, for some rows.
 BEYOND_UPDATES, OF_FIRST, BEHIND_UPDATES = 3.4, 2.0, 0.65
+# Weights are rounded if so many of their entries need no more digits than a 16-bit format has; others do by chance.
+ROUNDED = 0.99
 # What a block makes of its input, or its attention logits, change apart from the others if their logarithm changes by
 # so much more, by so many times the median spread of the others, and by ``TIMES_LARGEST`` times as much as ever: blocks
 # drift apart while they learn, each at its own time. Logits smaller than the least are harmless.
@@ -141,6 +143,31 @@ def frozen(read: Readings) -> Iterator[Sign]:
 def lost_gradients(read: Readings) -> Iterator[Sign]:
     """Weights that get no gradient any more, in no row from one on, though they did in those before."""
     yield from _never_again(read, read.named("gradient_missing"))
+
+
+def left_out(read: Readings) -> Iterator[Sign]:
+    """Weights that get gradients from the start, and that no optimizer has, nor anything else writes."""
+    written = {name for parts in read.recording.written.values() for of in parts.values() for name in of}
+    parts = read.named("left_out").get(0, {})
+    names = [name for of in parts.values() for name in of]
+    if names and written.isdisjoint(names):
+        moves = [Move("left_out", place, 0, 1, 1.0, 0.0, math.inf) for place in parts]
+        yield Sign("frozen", 0, sorted(parts), moves, names, is_exact=True)
+
+
+def rounded_weights(read: Readings) -> Iterator[Sign]:
+    """Weights in fp32 that updates move, and that have no more digits than a 16-bit format in each row from one on."""
+    found = defaultdict[int, list[Move]](list)
+    for place in read.recording.places("weights_rounded"):
+        share_m = read.column("weights_rounded", place)
+        row_n = np.flatnonzero(np.isfinite(share_m))
+        first = int(np.flatnonzero(np.append(True, ~(share_m[row_n] > ROUNDED)))[-1])
+        is_moved = (read.column("update_ratio", place)[row_n[first:]] > 0).any()
+        if first < len(row_n) >= FEWEST_ROWS and is_moved:
+            row, before = int(row_n[first]), float(share_m[row_n[first - 1]]) if first else math.nan
+            found[row].append(Move("weights_rounded", place, row, row + 1, float(share_m[row]), before, math.inf))
+    for row, moves in found.items():
+        yield Sign("precision", row, [move.place for move in moves], moves, is_exact=True)
 
 
 def lost_updates(read: Readings) -> Iterator[Sign]:

@@ -120,7 +120,7 @@ def what_moved(finding: Finding) -> str:
         parts=listed(finding.parts) if finding.parts else "all parts"
     )
     deciding = [move for move in finding.moves if move.row == _first_row(finding) and _decides(finding, move)]
-    evidence = [_moved(move) for move in deciding[:1]]
+    evidence = [_moved(move) for move in deciding[:1] if "of_names" not in cause]
     if finding.weights:
         evidence.append(_first(finding.weights, MOST_WEIGHTS, "more weights"))
     if finding.functions:
