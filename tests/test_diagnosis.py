@@ -496,6 +496,16 @@ def test_updates_of_another_size_than_those_of_models_that_learn_are_said(
     assert said == [("rate", [], None, 0)] * is_said
 
 
+@pytest.mark.parametrize(("logits", "updates", "is_said"), [(100, 20, True), (100, 5, False), (20, 20, False)])
+def test_updates_that_are_large_for_long_are_too_large_if_logits_of_all_blocks_run_away(
+    logits: float, updates: float, is_said: bool, tmp_path: Path
+) -> None:
+    grow = times(logits, *(f"attention_logit_max/{block}" for block in BLOCKS), at=50)
+    fault = both(grow, times(updates, *of_all("update_ratio"), at=0))
+    found = [(found.kind, found.parts, found.since) for found in findings(planted(tmp_path / "probes.jsonl", fault))]
+    assert (found[:1] == [("rate", [], None)]) == is_said
+
+
 @pytest.mark.parametrize(
     ("updates", "gradients", "is_said"),
     [(0.2, 1.0, True), (5.0, 1.0, True), (0.2, 0.2, False), (5.0, 5.0, False), (0.5, 1.0, False)],

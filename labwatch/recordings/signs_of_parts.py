@@ -39,10 +39,11 @@ COLLAPSED = 0.05
 # and narrow if none makes them more than so large; a gain of one keeps their size. Weights of a part are large at first
 # if this is their RMS, and so is the residual stream.
 SURE, SURE_LOGITS, WIDE, NARROW, LARGE, LARGE_STREAM = 3.0, 8.0, 3.0, 0.02, 3.0, 15.0
-# Updates are too large if the first ones of most parts change weights by such a share of their size, and too small if
-# over so many steps, of a model that had just been made, they never do by such a share. They change apart from
-# gradients if the logarithm of what a rate of one would make of them changes by so much more.
-LARGE_UPDATES, SMALL_UPDATES, SMALL_STEPS, UPDATES_APART = 0.3, 1e-4, 100, 1.1
+# Updates are too large if the first ones of most parts change weights by such a share of their size, or half of those
+# of so many steps do by such a one; and too small if in these, of a model that had just been made, they never do by such
+# a share. They change apart from gradients if the logarithm of what a rate of one would make of them changes by so much
+# more.
+LARGE_UPDATES, LONG_UPDATES, SMALL_UPDATES, SMALL_STEPS, UPDATES_APART = 0.3, 0.025, 1e-4, 100, 1.1
 # Weights have moved by more than their updates can if it is so many times what these explain. The first are small. They
 # stay behind their updates if the logarithm of that is so far below the rows before, for some rows.
 BEYOND_UPDATES, OF_FIRST, BEHIND_UPDATES = 3.4, 2.0, 0.65
@@ -285,7 +286,10 @@ def _at_first(read: Readings, name: str, places: Sequence[str]) -> list[Move]:
 
 
 def unusual_updates(read: Readings) -> Iterator[Sign]:
-    """Updates that are too large for the weights from the start, or that stay too small for a model to learn."""
+    """Updates that are too large for the weights from the start, or that stay too small for a model to learn.
+
+    Or that are large for long, if attention logits of all blocks grow beyond their level.
+    """
     ratio_pm = np.array([read.column("update_ratio", place) for place in read.recording.places("update_ratio")])
     known_m = np.isfinite(ratio_pm).any(axis=0) if len(ratio_pm) else np.zeros(0, dtype=bool)
     if not known_m.any():
@@ -294,7 +298,10 @@ def unusual_updates(read: Readings) -> Iterator[Sign]:
     lr_m = read.column("lr")
     is_small = 0 < ratio_n.max() < SMALL_UPDATES and len(ratio_n) >= FEWEST_ROWS and read.step_m[-1] >= SMALL_STEPS
     is_small = is_small and read.is_fresh and lr_m[-1] <= lr_m[len(lr_m) // 2]  # it has warmed up
-    if (known_m[0] and ratio_n[0] > LARGE_UPDATES) or is_small:
+    early_n, logits = ratio_n[read.step_m[known_m] <= SMALL_STEPS], quantities()["attention_logit_max"]["level"]
+    run_away = [(read.column("attention_logit_max", block) > logits).any() for block in read.blocks]
+    is_long = len(early_n) > 1 and np.median(early_n) > LONG_UPDATES and bool(run_away) and all(run_away)
+    if (known_m[0] and ratio_n[0] > LARGE_UPDATES) or is_small or is_long:
         yield Sign("rate", 0, moves=[Move("update_ratio", "", 0, 1, float(ratio_n[0]), math.nan, math.inf)])
 
 
