@@ -27,6 +27,7 @@ from labwatch.recordings.signs import CHECKS, OF_SAMPLES
 # One part is apart from the others if its logarithm moved so many times as far.
 APART = 2.0
 ALIKE = math.log(2)  # by which gradients of a part must have changed to have moved with those of another
+AFTER_STEPS = 20  # a row that is so many steps after the loss rose in one step shows what followed from that
 LOSS = "loss"
 # All that a pass measures may follow from these; in reinforcement learning they are of what the policy itself sampled.
 OF_BATCH = (
@@ -158,7 +159,9 @@ def _first(read: Readings, rows: range, signs: list[Sign]) -> Finding:
     first = min([anchor, *(sign.row for sign in before)])
     found = [sign for sign in [*at_anchor, *before] if sign.row == first]
     if rise and first == anchor:
-        found = [sign for sign in found if sign.is_exact or sign.kind not in ("gradients", "optimizer")]  # its effects
+        is_late = rise.is_step and read.step_m[anchor] - rise.first > AFTER_STEPS
+        effects = OF_PASS if is_late else ("gradients", "optimizer")
+        found = [sign for sign in found if sign.is_exact or sign.kind not in effects]
         found.append(Sign("data" if rise.is_step or rise.last >= read.step_m[anchor] else "unseen", first))
     elif left and {sign.kind for sign in found} <= {"gradients", "optimizer", "policy"}:  # the first that shows of it
         found = [left[0]._replace(row=first)]
