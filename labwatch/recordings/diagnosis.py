@@ -120,7 +120,10 @@ def diagnose(recording: Recording) -> Diagnosis:
     return Diagnosis(sorted(findings, key=lambda finding: finding.step), outcomes)
 
 
-AT_START = ("zero gradients", "initial weights", "initial values", "sizes of updates", "weights that no optimizer has")
+AT_START = (
+    *("zero gradients", "initial weights", "initial values", "sizes of updates"),
+    *("weights that no optimizer has", "labels that attention sees"),
+)
 
 
 def _outcome(read: Readings, column: str, signs: Sequence[Sign]) -> str:

@@ -124,15 +124,26 @@ def _other_calls(read: Readings, other_functions: Mapping[int, Collection[str]])
         is_added = row in told and row == min(told)  # a part that was not used until then
         if row is not None and place != OF_LOSS and not is_added:
             found[row].append(place)
-    reshaped = read.recording.names.get(("given", ""), {})
+    reshaped = _rows_of_new_shapes(read)
     for row, places in found.items():
         is_of_most = len({*places} & {*read.blocks}) >= max(2, MOST * len(read.blocks))
         calls = [name for place in places for name in read.recording.names.get(("calls", place), {}).get(row, [])]
         is_told = is_of_most or len(read.step_m) >= FEWEST_TO_SKIP or calls
-        if row in reshaped or row in other_functions or not is_told:
+        of_shape = row in reshaped and (is_of_most or not calls)  # which all blocks get
+        if of_shape or row in other_functions or not is_told:
             continue
         functions = list(dict.fromkeys(calls)) or ["other calls than before"]
         yield Sign(_kind_of_code(read, row, places, functions), row, sorted(places), functions=functions, is_exact=True)
+
+
+def _rows_of_new_shapes(read: Readings) -> list[int]:
+    """Rows whose batch has shapes that none before had."""
+    rows, shapes = list[int](), list[list[str]]()
+    for row, given in sorted(read.recording.names.get(("given", ""), {}).items()):
+        if given not in shapes:
+            rows.append(row)
+            shapes.append(given)
+    return rows
 
 
 def other_arguments(read: Readings) -> Iterator[Sign]:

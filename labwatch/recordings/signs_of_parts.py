@@ -37,8 +37,11 @@ COLLAPSED = 0.05
 # A model is sure of what it predicts if its output logits have this standard deviation. Attention and routers are sure
 # if their largest logits are so large. Initial matrices are wide if one makes random numbers so many times as large,
 # and narrow if none makes them more than so large; a gain of one keeps their size. Weights of a part are large at first
-# if this is their RMS, and so is the residual stream.
-SURE, SURE_LOGITS, WIDE, NARROW, LARGE, LARGE_STREAM = 3.0, 8.0, 3.0, 0.02, 3.0, 15.0
+# if this is their RMS, and so are the residual stream and what enters it.
+SURE, SURE_LOGITS, WIDE, NARROW, LARGE, LARGE_STREAM, LARGE_INPUT = 3.0, 8.0, 3.0, 0.02, 3.0, 15.0, 4.0
+# A model is to predict the next tokens if so many labels are these and so many tokens have one; it sees them if so much
+# attention is on later tokens.
+NEXT, AHEAD = 0.9, 0.01
 # Updates are too large if the first ones of most parts change weights by such a share of their size, or half of those
 # of so many steps do by such a one; and too small if in these, of a model that had just been made, they never do by such
 # a share. They change apart from gradients if the logarithm of what a rate of one would make of them changes by so much
@@ -269,8 +272,10 @@ def unusual_initial_values(read: Readings) -> Iterator[Sign]:
     large = [size for size in _at_first(read, "param_rms", read.places) if size.value > LARGE]
     if large and read.is_fresh:
         yield Sign("weights", 0, [size.place for size in large], large)
-    stream = _at_first(read, "block_rms", read.blocks)
-    if stream and max(output.value for output in stream) > LARGE_STREAM and read.is_fresh:
+    stream, entering = _at_first(read, "block_rms", read.blocks), _at_first(read, "input_rms", [""])
+    if entering[0].value > LARGE_INPUT and read.is_fresh:
+        yield Sign("activations", 0, ["embedding"], entering, is_exact=True)
+    elif stream and max(output.value for output in stream) > LARGE_STREAM and read.is_fresh:
         yield Sign("activations", 0, moves=stream, is_exact=True)
     if read.initial_deviation > SURE:
         yield Sign("output_logits", 0, moves=_at_first(read, "output_logit_rms", [""]))
@@ -283,6 +288,14 @@ def unusual_initial_values(read: Readings) -> Iterator[Sign]:
 def _at_first(read: Readings, name: str, places: Sequence[str]) -> list[Move]:
     """What was measured in the first row, as moves from nothing known."""
     return [Move(name, place, 0, 1, float(read.column(name, place)[0]), math.nan, math.inf) for place in places]
+
+
+def sees_labels(read: Readings) -> Iterator[Sign]:
+    """Blocks that see, from the start, the next tokens, which the model is to predict."""
+    labels = _at_first(read, "label_next", [""]) + _at_first(read, "label_share", [""])
+    seen = [ahead for ahead in _at_first(read, "attention_ahead", read.blocks) if ahead.value > AHEAD]
+    if seen and min(share.value for share in labels) > NEXT:
+        yield Sign("attention", 0, [ahead.place for ahead in seen], seen, is_exact=True)
 
 
 def unusual_updates(read: Readings) -> Iterator[Sign]:
