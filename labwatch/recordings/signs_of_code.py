@@ -25,6 +25,8 @@ OF_ATTENTION_MODULE = r"[ .](self_)?att(n|ention)\."
 KEEPS_VALUES, TAKEN_OUT = re.compile("(no longer|now) (detach|clone|contiguous|alias|requires_grad_)"), "now detach of"
 COMBINES = re.compile(r"^now (detach|add|sub|rsub|mul|neg)\b")  # as in ``2 * x.detach() - x``, which is x
 FORMAT = re.compile(r" in b?float\d+$")
+OF_MASK = r"((and|or|logical_\w+|ne|eq|[gl][te]|tri[lu]|eye|masked_fill)\b|\w+\(torch\.bool\))"
+MAKES_MASK = re.compile(rf"^(no longer|now) {OF_MASK}")
 CAST = re.compile(r"^(no longer|now) (to|float|half|bfloat16|double|type|type_as)\b")
 NUMBER = re.compile(r"-?\d[\d.e+-]*")
 NOT_USED = "which is not used"
@@ -45,7 +47,9 @@ def other_functions(read: Readings) -> Iterator[Sign]:
         if of.keys() == {"embedding"} and row in read.recording.names.get(("given", ""), {}):
             continue  # positions and masks of a batch of another shape are made by other calls
         functions = list(dict.fromkeys(name for names in of.values() for name in names))
-        if of:
+        if of.keys() == {"embedding"} and all(map(MAKES_MASK.search, functions)):  # once, for all blocks
+            yield Sign("attention", row, list(read.blocks), functions=functions, is_exact=True)
+        elif of:
             kind = _kind_of_code(read, row, of.keys(), functions)
             yield Sign(kind, row, sorted(of), functions=functions, is_exact=True)
     yield from _other_calls(read, found)

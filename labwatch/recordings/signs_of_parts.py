@@ -43,9 +43,9 @@ SURE, SURE_LOGITS, WIDE, NARROW, LARGE, LARGE_STREAM, LARGE_INPUT = 3.0, 8.0, 3.
 # attention is on later tokens.
 NEXT, AHEAD = 0.9, 0.01
 # Updates are too large if the first ones of most parts change weights by such a share of their size, or half of those
-# of so many steps do by such a one; and too small if in these, of a model that had just been made, they never do by such
-# a share. They change apart from gradients if the logarithm of what a rate of one would make of them changes by so much
-# more.
+# of so many steps do by such a one; and too small if in these, of a model that had just been made, they never do by
+# such a share. They change apart from gradients if the logarithm of what a rate of one would make of them changes by so
+# much more.
 LARGE_UPDATES, LONG_UPDATES, SMALL_UPDATES, SMALL_STEPS, UPDATES_APART = 0.3, 0.025, 1e-4, 100, 1.1
 # Weights have moved by more than their updates can if it is so many times what these explain. The first are small. They
 # stay behind their updates if the logarithm of that is so far below the rows before, for some rows.

@@ -61,10 +61,10 @@ def leaves_reference(read: Readings) -> Iterator[Sign]:
         highest, largest = highest_n[begin], largest_kn[rows - 1][begin - rows]
         if growth_kn[rows - 1][begin - rows] * KL_GROWTH > largest:  # it is still on its way from zero
             continue
-        left_n = begin + 1 + np.flatnonzero(kl_n[begin + 1 : now + 1] > KL_LEFT * highest)
-        least = KL_GROWTH if len(left_n) > 1 else KL_GROWTH**2  # one row may be noise
+        left = int(np.flatnonzero(kl_n[: now + 1] <= KL_LEFT * highest)[-1:].max(initial=begin)) + 1
+        least = KL_GROWTH if left < now else KL_GROWTH**2  # one row may be noise
         if highest > 0 and kl_n[now] > least * highest and kl_n[now] - kl_n[begin] > KL_GROWTH * largest:
-            row = int(row_n[left_n[0]])
+            row = int(row_n[left])
             own = Move("kl", "", row, row + 1, float(kl_n[now]), float(highest), math.nan)
             known = [move for move in read.moves["kl", ""] if row <= move.row <= row_n[now]]
             yield Sign("policy", row, moves=known[:1] or [own])
