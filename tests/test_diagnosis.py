@@ -496,6 +496,28 @@ def test_updates_of_another_size_than_those_of_models_that_learn_are_said(
     assert said == [("rate", [], None, 0)] * is_said
 
 
+@pytest.mark.parametrize(
+    ("before", "share", "until", "every", "is_said"),
+    [
+        (0.0, 0.25, STEPS, 5, True),
+        (0.0, 0.25, AT + 5, 5, False),
+        (0.5, 0.5, STEPS, 5, False),
+        (0.0, 0.5, STEPS, 100, True),
+        (0.0, 0.25, STEPS, 100, False),
+    ],
+)
+def test_experts_that_get_no_gradient_any_more_are_said(
+    before: float, share: float, until: int, every: int, is_said: bool, tmp_path: Path
+) -> None:
+    def tell(row: Row, step: int) -> None:
+        if step % every == 0:
+            row |= {f"idle_experts/{block}": 0.0 for block in BLOCKS}
+            row["idle_experts/block1"] = share if AT <= step < until else before
+
+    said = [(each.kind, each.parts, each.step) for each in findings(planted(tmp_path / "probes.jsonl", tell, every))]
+    assert said == [("router", ["block1"], AT)] * is_said
+
+
 @pytest.mark.parametrize(("logits", "updates", "is_said"), [(100, 20, True), (100, 5, False), (20, 20, False)])
 def test_updates_that_are_large_for_long_are_too_large_if_logits_of_all_blocks_run_away(
     logits: float, updates: float, is_said: bool, tmp_path: Path

@@ -874,6 +874,13 @@ def test_routers_and_experts_are_measured_one_by_one(tmp_path: Path) -> None:
     assert row["expert_load_max"] == max(row[f"expert_load_max/block{number}"] for number in range(DEPTH))
 
 
+def test_experts_that_get_no_gradient_are_counted(tmp_path: Path) -> None:
+    model: Any = built(mlp=Experts)
+    model.layers[0].mlp.experts[1].register_forward_hook(lambda _, __, output: output * 0)
+    (row,) = run(model, tmp_path / "probes.jsonl", 1)
+    assert (row["idle_experts/block0"], row["idle_experts/block1"]) == (0.25, 0.0)
+
+
 class Inside(nn.Module):
     """A router that holds what makes its logits, and returns the experts that it chose."""
 
@@ -929,15 +936,27 @@ def test_experts_of_any_name_are_a_list_beside_a_weight_with_a_row_for_each(
             assert row[name] == pytest.approx(usual[name], rel=1e-4), name
 
 
-def test_how_many_experts_are_chosen_may_be_unknown(tmp_path: Path) -> None:
-    model = built(mlp=Experts)
+class Sorting(Inside):
+    """The same by what nobody needs for a choice alone."""
+
+    def forward(self, x: Tensor) -> Any:
+        return [sorted_[..., :2] for sorted_ in self.linear(x).softmax(-1).sort(descending=True)]
+
+
+@pytest.mark.parametrize("router", [Inside, Sorting])
+def test_how_many_experts_are_chosen_is_unknown_unless_a_block_says_so_to_topk(
+    router: Callable[[nn.Linear], nn.Module], tmp_path: Path
+) -> None:
+    (usual,) = run(built(mlp=Experts), tmp_path / "usual.jsonl", 1)
+    model, out = built(mlp=Experts), tmp_path / "probes.jsonl"
     for layer in model.layers:
-        layer.mlp = Renamed(layer.mlp, "router experts", Inside)
+        layer.mlp = Renamed(layer.mlp, "router experts", router)
         del layer.mlp.top_k
-    (row,) = run(model, tmp_path / "probes.jsonl", 1)
-    assert written(tmp_path / "probes.jsonl")[0]["not_found"] == ["expert load"]
+    (row,) = run(model, out, 1)
+    assert written(out)[0]["not_found"] == (["expert load"] if router is Sorting else [])
     assert "router_entropy" in row
-    assert "router_balance" not in row, "which depends on it"
+    for name in ("router_balance/block1", "expert_load/block1"):
+        assert row.get(name) == (None if router is Sorting else pytest.approx(usual[name], rel=1e-4))
 
 
 class Scaled(torch.optim.SGD):

@@ -16,7 +16,7 @@ from torch.nn.utils import clip_grad
 
 from lab.core import distributed
 from lab.core.axes import per_run_max, per_run_rms
-from lab.core.routing import route
+from lab.core.routing import Routing, route
 from lab.probes import activations, formats, routing, updates
 from labwatch.recorder.attention import Attending, Scores, evenly, intercepting_transformers
 from labwatch.recorder.called import Called, tensors
@@ -32,7 +32,6 @@ OF_SAMPLED_BLOCK = (
 )
 OF_SAMPLED_GRADIENT = (formats.grad_underflow_fp16, formats.grad_underflow_e4m3, formats.grad_underflow_mx)
 OF_LOGITS = (routing.router_logit_max, routing.router_log_z, routing.router_entropy)
-OF_ROUTER = (*OF_LOGITS, routing.router_balance)
 TOKENS = 512  # of which output logits are measured
 ENTRIES = 2**16  # of a tensor, of which shares in other number formats, and updates unlike Adam's, are measured
 
@@ -132,6 +131,7 @@ class Measurement:
         self.inside, self.seen, self.seen_before = list[str](), set[tuple[str, str]](), set[str]()
         self.shape: tuple[int, int] | None = None  # batch and length of the hidden states
         self.of_head: Tensor | None = None
+        self.to_choose = dict[str, Routing]()
         self.before = dict[str, Tensor]()
         self.hooks, self.passing = ExitStack(), ExitStack()
         if any(map(_is_compiled, model.modules())):
@@ -306,6 +306,7 @@ class Measurement:
             name = self.name_of.get(id(x), "")
             if name and x.requires_grad and name not in self.of_pass and not self.called.is_sharded:
                 self.of_pass[name] = x.detach().flatten()[self._entries(name, x)].float()
+        self._choose(*call)
         has_passed = any(kind == "block" for kind, _ in self.seen)
         self.called.keep(self.inside[-1] if self.inside else BETWEEN if has_passed else EMBEDDING, *call)
 
@@ -474,16 +475,27 @@ class Measurement:
                 experts = torch.arange(router.experts, device=chosen.device)
                 self._count(place, (chosen.flatten()[:, None] == experts).sum(0))
             return
-        logits_rbte = logits.float().reshape(1, 1, -1, router.experts)
-        routed = route(logits_rbte, router.top_k or 1, is_sigmoid=False)
-        if chosen is not None:
-            one_hot_nke = torch.nn.functional.one_hot(chosen.long(), router.experts)
-            routed = routed._replace(chosen_rbte=one_hot_nke.flatten(0, -3).any(-2).reshape(logits_rbte.shape))
-        is_known = chosen is not None or router.top_k > 0
-        for measure in OF_ROUTER if is_known else OF_LOGITS:
+        routed = route(logits.float().reshape(1, 1, -1, router.experts), router.top_k or 1, is_sigmoid=False)
+        for measure in OF_LOGITS:
             self.tally.add(Key(measure.__name__, place), measure(routed))
-        if is_known:
-            self._count(place, routed.chosen_rbte.flatten(0, 2).sum(0))
+        if chosen is not None or router.top_k:
+            self._measure_routes(place, routed, chosen)
+        else:
+            self.to_choose[place] = routed
+
+    def _choose(self, function: Any, args: Any, _: Any, output: Any) -> None:
+        """Measure the routes of a block that chooses by ``topk`` itself."""
+        place = self.inside[-1] if self.inside else ""
+        is_choice = function in (torch.topk, Tensor.topk) and place in self.to_choose
+        if is_choice and args[0].shape[-1] == self.parts.routers[place].experts:
+            self._measure_routes(place, self.to_choose.pop(place), output.indices)
+
+    def _measure_routes(self, place: str, routed: Routing, chosen: Tensor | None) -> None:
+        if chosen is not None:
+            one_hot_nke = torch.nn.functional.one_hot(chosen.long(), routed.logits_rbte.shape[-1])
+            routed = routed._replace(chosen_rbte=one_hot_nke.flatten(0, -3).any(-2).reshape(routed.logits_rbte.shape))
+        self.tally.add(Key("router_balance", place), routing.router_balance(routed))
+        self._count(place, routed.chosen_rbte.flatten(0, 2).sum(0))
 
     def _count(self, place: str, load_e: Tensor) -> None:
         """Keep the routes to each expert."""

@@ -194,7 +194,7 @@ class Recorder:
             self.sizes_kept.add_to(rows)
         rows[-1] |= self._of_changes(known, measurement)
         rows[-1] |= _columns(known, self.sizes, measurement.lr, self.parts.expert)
-        rows[-1] |= self._of_code(measurement.called)
+        rows[-1] |= self._of_code(measurement.called) | self._of_experts(rows[-1])
         self.losses.clear()
         if distributed.is_joined() and torch.distributed.get_rank():
             return
@@ -248,6 +248,17 @@ class Recorder:
         columns: dict[str, Any] = {f"change_over_updates/{place}": max(of)[0] for place, of in found.items()}
         named = {place: [name for beyond, name in sorted(of)[::-1] if beyond > NAMED] for place, of in found.items()}
         return columns | {f"weight_moved/{place}": names for place, names in named.items() if names}
+
+    def _of_experts(self, row: Mapping[str, Any]) -> dict[str, float]:
+        """By block the share of experts that get no gradient, as those that no token reaches."""
+        with_gradient = {
+            block: sum(rms > 0 for rms in row[name])
+            for block in self.parts.routers
+            if (name := f"expert_grad_rms/{block}") in row
+        }
+        return {
+            f"idle_experts/{block}": 1 - n / self.parts.routers[block].experts for block, n in with_gradient.items()
+        }
 
     def _of_matrices(self, known: Mapping[Key, Known]) -> dict[str, float]:
         """Of each block, and of the head, the largest gain of a matrix: its RMS times the root of its smaller side."""

@@ -88,6 +88,6 @@ CHECKS: dict[str, tuple[Check, str]] = {
     **{
         known["name"]: (partial(no_longer_constant if "constant" in known else moved, name=name), name)
         for name, known in quantities().items()
-        if known.keys() & {"alarm", "level", "constant"}
+        if known.keys() & {"alarm", "level", "constant", "stays_above"}
     },
 }

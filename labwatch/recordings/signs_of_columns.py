@@ -151,14 +151,14 @@ def moved(read: Readings, name: str) -> Iterator[Sign]:
                 continue  # it grows with what is learned
             elif move.row > read.settled and away > math.log(least) * (1 + is_learned):
                 yield Sign(known["kind"], move.row, parts, [move])
-    yield from _stays_away(read, name, known) if known.keys() & {"stays_above", "stays_below"} else ()
+        yield from _stays_away(read, name, place, known) if known.keys() & {"stays_above", "stays_below"} else ()
     yield from _shifted(read, name, known) if known.get("stationary") else ()
     yield from _beyond_level(read, name, known) if "level" in known else ()
 
 
-def _stays_away(read: Readings, name: str, known: Mapping[str, Any]) -> Iterator[Sign]:
+def _stays_away(read: Readings, name: str, place: str, known: Mapping[str, Any]) -> Iterator[Sign]:
     """The first of some rows that all lie by so much above, or below, all before; or of fewer, at the end, by more."""
-    value_m = np.where(read.means_nothing(known), math.nan, read.column(name))
+    value_m = np.where(read.means_nothing(known), math.nan, read.column(name, place))
     sign, least = (1, known["stays_above"]) if "stays_above" in known else (-1, known["stays_below"])
     row_n = np.flatnonzero(np.isfinite(value_m))
     if len(row_n) < FEWEST_ROWS:
@@ -168,8 +168,8 @@ def _stays_away(read: Readings, name: str, known: Mapping[str, Any]) -> Iterator
     for n in np.flatnonzero(away_n > least * more_of_fewer(later_kn)[1:]).tolist():
         row = int(row_n[n + 1])
         if n + 1 >= FEWEST_ROWS - 1 and row > read.settled:
-            moves = [read.change(name, "", row)]
-            yield Sign(known["kind"], row, moves=moves, is_exact="of_batch" in known)
+            moves, parts = [read.change(name, place, row)], [place] if place else []
+            yield Sign(known["kind"], row, parts, moves, is_exact="of_batch" in known)
             return
 
 
