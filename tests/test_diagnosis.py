@@ -518,6 +518,34 @@ def test_experts_that_get_no_gradient_any_more_are_said(
     assert said == [("router", ["block1"], AT)] * is_said
 
 
+@pytest.mark.parametrize(("mean", "drift", "is_said"), [(0.02, 0.0, True), (0.0, 0.0, False), (0.02, 1e-3, False)])
+def test_logits_whose_mean_never_changes_are_probabilities(
+    mean: float, drift: float, is_said: bool, tmp_path: Path
+) -> None:
+    def tell(row: Row, step: int) -> None:
+        row["output_logit_mean"] = mean * (1 + drift * step)
+
+    found = [(each.kind, each.parts, each.since) for each in findings(planted(tmp_path / "probes.jsonl", tell))]
+    assert found == [("output_logits", ["head"], None)] * is_said
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (lambda: both(holds(0.0, "in_evaluation"), sets(1.0, "in_evaluation"), calls(*BLOCKS)), "data"),
+        (lambda: both(holds(0.0, *LEFT), sets(0.01, *LEFT), times(1, loss=1.5, at=AT + 7)), "gradients"),
+        (lambda: both(times(4, "attention_logit_max/block1"), calls("block1")), "attention"),
+        (
+            lambda: both(times(4, "attention_logit_max/block1"), times(9, "block_rms/block1"), calls("block1")),
+            "activations",
+        ),
+    ],
+    ids=["evaluation calls other functions", "gradients that are left", "attention", "a scale in all of a block"],
+)
+def test_what_is_known_exactly_decides_the_kind(fault: Callable[[], Any], kind: str, tmp_path: Path) -> None:
+    assert findings(planted(tmp_path / "probes.jsonl", fault()))[0].kind == kind
+
+
 @pytest.mark.parametrize(("logits", "updates", "is_said"), [(100, 20, True), (100, 5, False), (20, 20, False)])
 def test_updates_that_are_large_for_long_are_too_large_if_logits_of_all_blocks_run_away(
     logits: float, updates: float, is_said: bool, tmp_path: Path

@@ -121,8 +121,8 @@ def diagnose(recording: Recording) -> Diagnosis:
 
 
 AT_START = (
-    *("zero gradients", "initial weights", "initial values", "sizes of updates"),
-    *("weights that no optimizer has", "labels that attention sees"),
+    *("weights that no optimizer has", "zero gradients", "initial weights", "initial values", "sizes of updates"),
+    *("labels that attention sees", "probabilities for logits"),
 )
 
 
@@ -184,6 +184,8 @@ def _finding(read: Readings, signs: Sequence[Sign], rows: range) -> Finding:
         signs = [sign for sign in signs if sign.changes] or [sign for sign in signs if sign.is_exact] or signs
     if any(move.quantity in OF_EDITS for sign in signs for move in sign.moves):  # so updates between were others, too
         signs = [sign for sign in signs if not any(move.quantity == "change_over_updates" for move in sign.moves)]
+    in_evaluation = [sign for sign in signs if any(move.quantity == "in_evaluation" for move in sign.moves)]
+    signs = in_evaluation or signs  # in which parts may call other functions
     if any(sign.functions and sign.kind != "gradients" for sign in signs):  # which may leave weights without a use
         signs = [sign for sign in signs if sign.kind != "frozen" or sign.changes]
     if {sign.kind for sign in signs} == {"reward", "policy"}:  # with other ratios or samples rewards fall, too
@@ -216,7 +218,8 @@ def _finding(read: Readings, signs: Sequence[Sign], rows: range) -> Finding:
     if rows.stop == len(read.step_m):  # losses may follow that last row
         last = int(max([last, *read.recording.loss_step_n[-1:]]))
     loss_step = next((rise.first for rise in read.rises if (-1 if since is None else since) < rise.first <= last), None)
-    if kind == "gradients" and len(parts) != 1 and loss_step is not None and loss_step > step:
+    is_exact = any(sign.is_exact for sign in chosen)
+    if kind == "gradients" and len(parts) != 1 and loss_step is not None and loss_step > step and not is_exact:
         kind = "instability"
     elif kind == "gradients" and not (parts or chosen[0].is_exact or read.is_of_rewards) and deciding[0].change > 0:
         kind = "data"

@@ -198,8 +198,11 @@ def _kind_of_code(read: Readings, row: int, places: Collection[str], functions: 
     if all("topk" in name for name in functions):
         return "router"
     first = [block for block in read.blocks if block in places][:1]
-    change = [abs(read.change("attention_logit_max", block, row).change) for block in first]
+    change, output = (
+        [abs(read.change(name, block, row).change) for block in first] for name in ("attention_logit_max", "block_rms")
+    )
     masks = [read.change(name, block, row) for name in ("attention_ahead", "attention_seen") for block in first]
     leaps = any(math.log(ATTENTION_LEAPS) < size < math.inf for size in change)
+    leaps &= not change < output  # as of a scale in all of the block
     leaps |= any(abs(mask.value - mask.usual) > OTHER_MASK for mask in masks)
     return "attention" if leaps or all(re.search(OF_ATTENTION, name) for name in functions) else "activations"

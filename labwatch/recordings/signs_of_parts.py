@@ -19,6 +19,7 @@ from labwatch.recordings.readings import (
     LASTS,
     LEAST_RATE,
     MOST,
+    SAME,
     Readings,
     Sign,
     is_harmless,
@@ -296,6 +297,14 @@ def sees_labels(read: Readings) -> Iterator[Sign]:
     seen = [ahead for ahead in _at_first(read, "attention_ahead", read.blocks) if ahead.value > AHEAD]
     if seen and min(share.value for share in labels) > NEXT:
         yield Sign("attention", 0, [ahead.place for ahead in seen], seen, is_exact=True)
+
+
+def probabilities(read: Readings) -> Iterator[Sign]:
+    """Output logits whose mean never changes, as that of probabilities, of which the loss takes another softmax."""
+    mean_m = read.column("output_logit_mean")
+    mean_n = mean_m[np.isfinite(mean_m)]
+    if len(mean_n) >= FEWEST_ROWS and 0 < mean_n.max() < min(1.0, (1 + SAME) * mean_n.min()):
+        yield Sign("output_logits", 0, moves=_at_first(read, "output_logit_mean", [""]))
 
 
 def unusual_updates(read: Readings) -> Iterator[Sign]:
