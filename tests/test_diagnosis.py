@@ -546,6 +546,18 @@ def test_what_is_known_exactly_decides_the_kind(fault: Callable[[], Any], kind: 
     assert findings(planted(tmp_path / "probes.jsonl", fault()))[0].kind == kind
 
 
+@pytest.mark.parametrize(("begin", "end", "is_said"), [(AT, STEPS, True), (AT, AT + 15, False), (0, STEPS, False)])
+def test_a_batch_that_comes_again_and_again_is_said(begin: int, end: int, is_said: bool, tmp_path: Path) -> None:
+    """But not one that is the whole data from the start."""
+
+    def tell(row: Row, step: int) -> None:
+        if step % 5 == 0:
+            row["token_perplexity"] = 20.0 if begin <= step < end else 20 + math.sin(step)
+
+    said = [(each.kind, each.since, each.step) for each in findings(planted(tmp_path / "probes.jsonl", tell))]
+    assert said == [("data", AT - 5, AT)] * is_said
+
+
 @pytest.mark.parametrize(("logits", "updates", "is_said"), [(100, 20, True), (100, 5, False), (20, 20, False)])
 def test_updates_that_are_large_for_long_are_too_large_if_logits_of_all_blocks_run_away(
     logits: float, updates: float, is_said: bool, tmp_path: Path

@@ -286,7 +286,7 @@ def test_every_column_is_on_the_page_and_held_against_the_labs_probe(tmp_path: P
     # what no move of which means anything, or which is read otherwise; and of other models, loops and updates
     known = {name for name, row in quantities().items() if "extra" not in row}
     assert set.union(*columns.values()) - known == UNREAD
-    of_checks = {"loss_code", "token_weights"}  # of "code/loss", and of "sample_weight"
+    of_checks = {"loss_code", "token_weights", "same_batch"}  # of "code/loss", of "sample_weight", and of a batch
     assert known - set.union(*columns.values()) == {"batch_rms", "buffer_written", "left_out", *of_checks}
 
 

@@ -14,6 +14,7 @@ from labwatch.recordings.signs_of_columns import (
     no_longer_constant,
     other_token_weights,
     repeated_batches,
+    same_batch,
 )
 from labwatch.recordings.signs_of_parts import (
     frozen,
@@ -79,6 +80,7 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "silent blocks": (silent, "block_rms"),
     "frozen parts": (frozen, "grad_rms"),
     "KL divergence": (leaves_reference, "kl"),
+    "the same batch": (same_batch, "in_evaluation"),
     "repeated batches": (repeated_batches, "loss"),
     "falls of the loss": (falls_at_once, "loss"),
     "signs of updates": (partial(leaves_range, name="update_signs", least=OTHER_SIGNS), "update_signs"),

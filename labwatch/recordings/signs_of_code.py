@@ -17,10 +17,10 @@ from labwatch.recordings.recording import OF_LOSS
 from labwatch.recordings.signs_of_columns import no_longer_constant
 
 # What functions and weights of attention are called. Code that changes is of attention, too, if in the first of its
-# blocks logits change by this factor, or what its mask leaves does by this share. What only gradients notice: functions
-# that keep all values, and a weight that is taken out of the graph.
+# blocks logits change by this factor, and what it returns by less than the next, or what its mask leaves does by this
+# share. What only gradients notice: functions that keep all values, and a weight that is taken out of the graph.
 OF_ATTENTION = r"att(n|ention)(\.|_func|_forward)|dot_product_attention|flex_attention"
-ATTENTION_LEAPS, OTHER_MASK = 2.0, 0.01
+ATTENTION_LEAPS, OUTPUT_LEAPS, OTHER_MASK = 2.0, 1.5, 0.01
 OF_ATTENTION_MODULE = r"[ .](self_)?att(n|ention)\."
 KEEPS_VALUES, TAKEN_OUT = re.compile("(no longer|now) (detach|clone|contiguous|alias|requires_grad_)"), "now detach of"
 COMBINES = re.compile(r"^now (detach|add|sub|rsub|mul|neg)\b")  # as in ``2 * x.detach() - x``, which is x
@@ -203,6 +203,6 @@ def _kind_of_code(read: Readings, row: int, places: Collection[str], functions: 
     )
     masks = [read.change(name, block, row) for name in ("attention_ahead", "attention_seen") for block in first]
     leaps = any(math.log(ATTENTION_LEAPS) < size < math.inf for size in change)
-    leaps &= not change < output  # as of a scale in all of the block
+    leaps &= not any(math.log(OUTPUT_LEAPS) < size < math.inf for size in output)  # as of a scale in all of the block
     leaps |= any(abs(mask.value - mask.usual) > OTHER_MASK for mask in masks)
     return "attention" if leaps or all(re.search(OF_ATTENTION, name) for name in functions) else "activations"

@@ -49,6 +49,7 @@ LEARNED_STEPS = 5
 SHIFT_ROWS, SHIFT_ERRORS, SHIFT, MOST_ALIKE = 8, 6.0, 0.1, 0.95
 LEAPS = 4.0  # times what a share ever was
 MOST_HABITS = 0.5  # the share of parts in which a loop changes something by habit, so that small changes mean nothing
+OF_ONE_BATCH = ("token_perplexity", "label_perplexity", "batch_rms")  # which hardly any two have in common
 
 
 def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
@@ -268,6 +269,19 @@ def lost_scale(read: Readings) -> Iterator[Sign]:
         of_parts = bad.get(row, {}) if scale_m[row] * SCALE_FALL <= highest_m[row] else {}
         parts = [*of_parts] if len(of_parts) == 1 else []  # what one part has at any scale is no overflow
         yield Sign("precision", row, parts, [move], weights=[name for part in parts for name in of_parts[part]])
+
+
+def same_batch(read: Readings) -> Iterator[Sign]:
+    """What is measured of batches alone is the same in all rows from one on, and was not in any two before."""
+    for name in OF_ONE_BATCH:
+        row_n = np.flatnonzero(np.isfinite(read.column(name)))
+        value_n = read.column(name)[row_n]
+        is_same_n = np.diff(value_n) == 0
+        first = int(np.argmax(is_same_n)) if is_same_n.any() else 0
+        if first >= FEWEST_ROWS and len(is_same_n) >= first + LASTS and is_same_n[first:].all():
+            row = int(row_n[first])
+            yield Sign("data", row, moves=[Move("same_batch", "", row, row + 1, 1.0, 1.0, math.nan)], is_exact=True)
+            return
 
 
 def repeated_batches(read: Readings) -> Iterator[Sign]:

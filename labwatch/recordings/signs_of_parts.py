@@ -43,10 +43,10 @@ SURE, SURE_LOGITS, WIDE, NARROW, LARGE, LARGE_STREAM, LARGE_INPUT = 3.0, 8.0, 3.
 # A model is to predict the next tokens if so many labels are these and so many tokens have one; it sees them if so much
 # attention is on later tokens.
 NEXT, AHEAD = 0.9, 0.01
-# Updates are too large if the first ones of most parts change weights by such a share of their size, or half of those
-# of so many steps do by such a one; and too small if in these, of a model that had just been made, they never do by
-# such a share. They change apart from gradients if the logarithm of what a rate of one would make of them changes by so
-# much more.
+# Updates are too large if the first ones of most parts change weights by such a share of their size, or three of
+# so many steps do by such a one; and too small if in these, of a model that had just been made, they never do by such a
+# share. They change apart from gradients if the logarithm of what a rate of one would make of them changes by so much
+# more.
 LARGE_UPDATES, LONG_UPDATES, SMALL_UPDATES, SMALL_STEPS, UPDATES_APART = 0.3, 0.025, 1e-4, 100, 1.1
 # Weights have moved by more than their updates can if it is so many times what these explain. The first are small. They
 # stay behind their updates if the logarithm of that is so far below the rows before, for some rows.
@@ -322,7 +322,7 @@ def unusual_updates(read: Readings) -> Iterator[Sign]:
     is_small = is_small and read.is_fresh and lr_m[-1] <= lr_m[len(lr_m) // 2]  # it has warmed up
     early_n, logits = ratio_n[read.step_m[known_m] <= SMALL_STEPS], quantities()["attention_logit_max"]["level"]
     run_away = [(read.column("attention_logit_max", block) > logits).any() for block in read.blocks]
-    is_long = len(early_n) > 1 and np.median(early_n) > LONG_UPDATES and bool(run_away) and all(run_away)
+    is_long = len(early_n) > 1 and np.sort(early_n)[-3:][0] > LONG_UPDATES and bool(run_away) and all(run_away)
     if (known_m[0] and ratio_n[0] > LARGE_UPDATES) or is_small or is_long:
         yield Sign("rate", 0, moves=[Move("update_ratio", "", 0, 1, float(ratio_n[0]), math.nan, math.inf)])
 
