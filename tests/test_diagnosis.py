@@ -522,11 +522,15 @@ def test_experts_that_get_no_gradient_any_more_are_said(
 def test_logits_whose_mean_never_changes_are_probabilities(
     mean: float, drift: float, is_said: bool, tmp_path: Path
 ) -> None:
+    """If the loss is a cross-entropy of them, and not of their logarithms."""
+
     def tell(row: Row, step: int) -> None:
         row["output_logit_mean"] = mean * (1 + drift * step)
 
-    found = [(each.kind, each.parts, each.since) for each in findings(planted(tmp_path / "probes.jsonl", tell))]
-    assert found == [("output_logits", ["head"], None)] * is_said
+    for share in (1.0, 0.0):
+        fault = both(tell, holds(share, "cross_entropy"))
+        found = [(each.kind, each.parts, each.since) for each in findings(planted(tmp_path / "probes.jsonl", fault))]
+        assert found == [("output_logits", ["head"], None)] * (is_said and share == 1)
 
 
 @pytest.mark.parametrize(

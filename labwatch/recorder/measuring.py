@@ -483,17 +483,21 @@ class Measurement:
         else:
             self.to_choose[place] = routed
 
-    def _choose(self, function: Any, args: Any, _: Any, output: Any) -> None:
-        """Measure the routes of a block that chooses by ``topk`` itself."""
+    def _choose(self, function: Any, args: Any, kwargs: Any, output: Any) -> None:
+        """Measure the routes of a block that chooses experts for each token by ``topk`` itself."""
         place = self.inside[-1] if self.inside else ""
-        is_choice = function in (torch.topk, Tensor.topk) and place in self.to_choose
-        if is_choice and args[0].shape[-1] == self.parts.routers[place].experts:
+        if function not in (torch.topk, Tensor.topk) or place not in self.to_choose:
+            return
+        named = dict(zip(("input", "k", "dim"), args, strict=False)) | kwargs
+        x, (tokens, experts) = named["input"], self.to_choose[place].logits_rbte.shape[2:]
+        if named.get("dim", -1) in (-1, x.ndim - 1) and x.shape[-1] == experts and x.shape[:-1].numel() == tokens:
             self._measure_routes(place, self.to_choose.pop(place), output.indices)
 
     def _measure_routes(self, place: str, routed: Routing, chosen: Tensor | None) -> None:
         if chosen is not None:
-            one_hot_nke = torch.nn.functional.one_hot(chosen.long(), routed.logits_rbte.shape[-1])
-            routed = routed._replace(chosen_rbte=one_hot_nke.flatten(0, -3).any(-2).reshape(routed.logits_rbte.shape))
+            experts = torch.arange(routed.logits_rbte.shape[-1], device=chosen.device)
+            is_chosen = (chosen[..., None] == experts).any(-2)
+            routed = routed._replace(chosen_rbte=is_chosen.reshape(routed.logits_rbte.shape))
         self.tally.add(Key("router_balance", place), routing.router_balance(routed))
         self._count(place, routed.chosen_rbte.flatten(0, 2).sum(0))
 
@@ -611,7 +615,7 @@ class Measurement:
                 continue
             scale = getattr(optimizer, "grad_scale", None)  # of a fused optimizer, which divides by it itself
             g = g if scale is None else g / scale
-            self._follow(name, w, self.number_of[id(optimizer)], group)
+            self._follow(name, w, self.number_of[id(optimizer)], group, weight.dtype)
             self._follow_moment(name, w, optimizer, optimizer.state.get(weight, {}), group)
             self._add(name, "param_rms", updates.param_rms({name: w}), w)
             self._add(name, "grad_rms", updates.grad_rms({name: g}), g)
@@ -624,7 +628,7 @@ class Measurement:
             if not _is_adam(optimizer, group):
                 self.before[name] = _sample(w).clone()
 
-    def _follow(self, name: str, w: Tensor, optimizer: int, group: Mapping[str, Any]) -> None:
+    def _follow(self, name: str, w: Tensor, optimizer: int, group: Mapping[str, Any], dtype: torch.dtype) -> None:
         """Take entries of a weight before an update, and measure how far they are from where they were taken last."""
         if not w.numel():
             return
@@ -633,14 +637,16 @@ class Measurement:
         travelled = self.settings.travelled[optimizer, index] - own  # up to this update, which is not made yet
         if (in_pass := self.of_pass.pop(name, None)) is not None:  # later updates of a step have moved it
             self._add(name, "weights_in_pass", {name: (in_pass == now).double().mean()}, now)
-        if now.dtype is torch.float32:
-            is_rounded = now.view(torch.int32) % 2**DIGITS_LOST == 0
-            self._add(name, "weights_rounded", {name: is_rounded.double().mean()}, now)
         last = self.samples.get(name)
         if last is not None:
             self._add(name, "moved", {name: per_run_rms((now - last.values)[None])}, now)
             larger = torch.maximum(per_run_rms(now[None]), per_run_rms(last.values[None]))
             self._add(name, "followed_rms", {name: larger}, now)
+            has_moved = now != last.values
+            if dtype is torch.float32:
+                is_rounded = has_moved & (now.view(torch.int32) % 2**DIGITS_LOST == 0)
+                share = is_rounded.sum() / has_moved.sum()
+                self._add(name, "weights_rounded", {name: torch.where(has_moved.any(), share, 1.0)}, now)
         self.travelled[name] = (math.nan if last is None else travelled - last.travelled, own)
         self.samples[name] = Sampled(now, travelled)
 

@@ -47,7 +47,7 @@ class Parts:
 
     Attributes:
         outer: the modules that contain all blocks, the model first.
-        blocks: by ``block0``, ``block1`` and so on, in the order of the forward pass.
+        blocks: by ``block0``, ``block1`` and so on, in the order in which the model holds them.
         routers: by block, those that have one.
         head: the module that makes the logits, if it was found by name.
         where: by name of a weight or buffer the part that it belongs to: a block, ``embedding``, ``head`` or ``other``.
@@ -91,7 +91,7 @@ def find_parts(model: nn.Module) -> Parts:
         of_router = {id(weight) for weight in router.module.parameters()}
         for weight in router.holder.parameters():
             name = name_of_weight[id(weight)]
-            if len(weight) == router.experts and name not in expert and id(weight) not in of_router:
+            if weight.ndim and len(weight) == router.experts and name not in expert and id(weight) not in of_router:
                 stacked.add(name)
     return Parts(
         _outer(model, list(found)),
@@ -115,11 +115,14 @@ def _last(name: str) -> str:
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
-    """The blocks of all lists that have at least a quarter of the weights of the one with most that are trained."""
+    """The blocks of the longest list, and of all with a quarter of the weights of the one with most trained ones."""
     lists = block_lists(model)
     weights = [sum(w.numel() for block in blocks for w in block.parameters() if w.requires_grad) for blocks in lists]
-    most = max(weights, default=0)
-    return [block for blocks, size in zip(lists, weights, strict=True) if 4 * size >= most for block in blocks]
+    most, longest = max(weights, default=0), max(map(len, lists), default=0)
+    kept = [4 * size >= most > 0 for size in weights]
+    if not any(is_kept and len(blocks) == longest for blocks, is_kept in zip(lists, kept, strict=True)):
+        kept = [is_kept or len(blocks) == longest for blocks, is_kept in zip(lists, kept, strict=True)]
+    return [block for blocks, is_kept in zip(lists, kept, strict=True) if is_kept for block in blocks]
 
 
 def _numbered(model: nn.Module) -> list[nn.Module]:

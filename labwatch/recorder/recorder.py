@@ -252,7 +252,7 @@ class Recorder:
     def _of_experts(self, row: Mapping[str, Any]) -> dict[str, float]:
         """By block the share of experts that get no gradient, as those that no token reaches."""
         with_gradient = {
-            block: sum(rms > 0 for rms in row[name])
+            block: sum(rms != 0 for rms in row[name])
             for block in self.parts.routers
             if (name := f"expert_grad_rms/{block}") in row
         }

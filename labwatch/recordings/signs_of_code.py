@@ -119,8 +119,8 @@ def _one_change(of_rows: Mapping[int, Sequence[str]]) -> tuple[int, list[str]] |
 def _other_calls(read: Readings, other_functions: Mapping[int, Collection[str]]) -> Iterator[Sign]:
     """Parts that call the same functions more or less often, or with the outputs of others.
 
-    Few rows do not tell this of a single part, in which chance may skip something, unless other outputs are taken; nor
-    of a batch of another shape.
+    Few rows do not tell this of a single part, in which chance may skip or repeat a module, nor of a batch of another
+    shape.
     """
     found = defaultdict[int, list[str]](list)
     for place in read.recording.places("code"):
@@ -132,8 +132,9 @@ def _other_calls(read: Readings, other_functions: Mapping[int, Collection[str]])
     for row, places in found.items():
         is_of_most = len({*places} & {*read.blocks}) >= max(2, MOST * len(read.blocks))
         calls = [name for place in places for name in read.recording.names.get(("calls", place), {}).get(row, [])]
-        is_told = is_of_most or len(read.step_m) >= FEWEST_TO_SKIP or calls
-        of_shape = row in reshaped and (is_of_most or not calls)  # which all blocks get
+        is_own = bool(calls) and not any("." in name.partition("(")[0] for name in calls)  # and of no module inside
+        is_told = is_of_most or len(read.step_m) >= FEWEST_TO_SKIP or is_own
+        of_shape = row in reshaped and (is_of_most or not is_own)  # which all blocks get
         if of_shape or row in other_functions or not is_told:
             continue
         functions = list(dict.fromkeys(calls)) or ["other calls than before"]

@@ -41,8 +41,8 @@ COLLAPSED = 0.05
 # if this is their RMS, and so are the residual stream and what enters it.
 SURE, SURE_LOGITS, WIDE, NARROW, LARGE, LARGE_STREAM, LARGE_INPUT = 3.0, 8.0, 3.0, 0.02, 3.0, 15.0, 4.0
 # A model is to predict the next tokens if so many labels are these and so many tokens have one; it sees them if so much
-# attention is on later tokens.
-NEXT, AHEAD = 0.9, 0.01
+# attention is on later tokens, which is more than a short prefix that all see has.
+NEXT, AHEAD = 0.9, 0.05
 # Updates are too large if the first ones of most parts change weights by such a share of their size, or three of
 # so many steps do by such a one; and too small if in these, of a model that had just been made, they never do by such a
 # share. They change apart from gradients if the logarithm of what a rate of one would make of them changes by so much
@@ -153,9 +153,10 @@ def lost_gradients(read: Readings) -> Iterator[Sign]:
 def left_out(read: Readings) -> Iterator[Sign]:
     """Weights that get gradients from the start, and that no optimizer has, nor anything else writes."""
     written = {name for parts in read.recording.written.values() for of in parts.values() for name in of}
-    parts = read.named("left_out").get(0, {})
+    parts, start = read.named("left_out").get(0, {}), read.step_m[0]
+    joined = {part for of in read.recording.settings if of.step_n and of.step_n[0] > start for part in of.parts}
     names = [name for of in parts.values() for name in of]
-    if names and written.isdisjoint(names):
+    if names and written.isdisjoint(names) and joined.isdisjoint(parts):
         moves = [Move("left_out", place, 0, 1, 1.0, 0.0, math.inf) for place in parts]
         yield Sign("frozen", 0, sorted(parts), moves, names, is_exact=True)
 
@@ -168,11 +169,12 @@ def rounded_weights(read: Readings) -> Iterator[Sign]:
         row_n = np.flatnonzero(np.isfinite(share_m))
         first = int(np.flatnonzero(np.append(True, ~(share_m[row_n] > ROUNDED)))[-1])
         is_moved = (read.column("update_ratio", place)[row_n[first:]] > 0).any()
-        if first < len(row_n) >= FEWEST_ROWS and is_moved:
+        if first < len(row_n) > 1 and is_moved:
             row, before = int(row_n[first]), float(share_m[row_n[first - 1]]) if first else math.nan
             found[row].append(Move("weights_rounded", place, row, row + 1, float(share_m[row]), before, math.inf))
     for row, moves in found.items():
-        yield Sign("precision", row, [move.place for move in moves], moves, is_exact=True)
+        if len(moves) >= MOST * len(read.places):  # of single parts entries may not have moved at all
+            yield Sign("precision", row, [move.place for move in moves], moves, is_exact=True)
 
 
 def lost_updates(read: Readings) -> Iterator[Sign]:
@@ -274,7 +276,7 @@ def unusual_initial_values(read: Readings) -> Iterator[Sign]:
     if large and read.is_fresh:
         yield Sign("weights", 0, [size.place for size in large], large)
     stream, entering = _at_first(read, "block_rms", read.blocks), _at_first(read, "input_rms", [""])
-    if entering[0].value > LARGE_INPUT and read.is_fresh:
+    if stream and min(size.value for size in [*entering, *stream]) > LARGE_INPUT and read.is_fresh:
         yield Sign("activations", 0, ["embedding"], entering, is_exact=True)
     elif stream and max(output.value for output in stream) > LARGE_STREAM and read.is_fresh:
         yield Sign("activations", 0, moves=stream, is_exact=True)
@@ -303,7 +305,8 @@ def probabilities(read: Readings) -> Iterator[Sign]:
     """Output logits whose mean never changes, as that of probabilities, of which the loss takes another softmax."""
     mean_m = read.column("output_logit_mean")
     mean_n = mean_m[np.isfinite(mean_m)]
-    if len(mean_n) >= FEWEST_ROWS and 0 < mean_n.max() < min(1.0, (1 + SAME) * mean_n.min()):
+    is_of_labels = (read.column("cross_entropy")[:1] > NEXT).all()
+    if len(mean_n) >= FEWEST_ROWS and is_of_labels and 0 < mean_n.max() < min(1.0, (1 + SAME) * mean_n.min()):
         yield Sign("output_logits", 0, moves=_at_first(read, "output_logit_mean", [""]))
 
 
@@ -321,7 +324,8 @@ def unusual_updates(read: Readings) -> Iterator[Sign]:
     is_small = 0 < ratio_n.max() < SMALL_UPDATES and len(ratio_n) >= FEWEST_ROWS and read.step_m[-1] >= SMALL_STEPS
     is_small = is_small and read.is_fresh and lr_m[-1] <= lr_m[len(lr_m) // 2]  # it has warmed up
     early_n, logits = ratio_n[read.step_m[known_m] <= SMALL_STEPS], quantities()["attention_logit_max"]["level"]
-    run_away = [(read.column("attention_logit_max", block) > logits).any() for block in read.blocks]
+    is_early_m = read.step_m <= 2 * SMALL_STEPS
+    run_away = [(read.column("attention_logit_max", block)[is_early_m] > logits).any() for block in read.blocks]
     is_long = len(early_n) > 1 and np.sort(early_n)[-3:][0] > LONG_UPDATES and bool(run_away) and all(run_away)
     if (known_m[0] and ratio_n[0] > LARGE_UPDATES) or is_small or is_long:
         yield Sign("rate", 0, moves=[Move("update_ratio", "", 0, 1, float(ratio_n[0]), math.nan, math.inf)])
