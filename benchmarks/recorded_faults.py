@@ -259,17 +259,17 @@ def page(table: pd.DataFrame) -> str:
     ]
     for split, of_split in faults.groupby("split"):
         for every, of_rate in [*of_split.groupby("every"), ("all", of_split)]:
-            shares = " | ".join(_share(of_rate[f"right{what}"]) for what in ("", "_kind", "_part", "_step"))
+            shares = " | ".join(share(of_rate[f"right{what}"]) for what in ("", "_kind", "_part", "_step"))
             lines.append(f"| {split} | {every} | {shares} |")
     lines += ["", "| healthy recordings | every | without an alarm |", "|---|---:|---:|"]
     for split, of_split in healthy.groupby("split"):
         for every, of_rate in [*of_split.groupby("every"), ("all", of_split)]:
-            lines.append(f"| {split} | {every} | {_share(of_rate['right'])} |")
+            lines.append(f"| {split} | {every} | {share(of_rate['right'])} |")
     lines += ["", "| fault | what is planted | split | right | otherwise said |", "|---|---|---|---:|---|"]
     for (name, split), of_fault in faults.groupby(["name", "split"], sort=False):
         wrong = of_fault[~of_fault["right"].astype(bool)]
         said = sorted({f"{row.kind} {row.parts}".strip() or "nothing" for row in wrong.itertuples()})
-        lines.append(f"| `{name}` | {_what(name)} | {split} | {_share(of_fault['right'])} | {', '.join(said)} |")
+        lines.append(f"| `{name}` | {_what(name)} | {split} | {share(of_fault['right'])} | {', '.join(said)} |")
     alarmed = healthy[healthy["alarms"] > 0]
     names = sorted(
         {
@@ -299,7 +299,7 @@ def page(table: pd.DataFrame) -> str:
     return "\n".join([HEAD, *goals, *lines, ""])
 
 
-def _share(right: pd.Series[Any]) -> str:
+def share(right: pd.Series[Any]) -> str:
     return f"{int(right.astype(bool).sum())} of {len(right)}"
 
 

@@ -213,7 +213,7 @@ UNREAD = {
     *("block_overflow_fp16", "block_overflow_mx", "block_underflow_e4m3", "block_underflow_mx", "code", "dead_experts"),
     *("expert_grad_rms", "expert_load", "expert_load_cv", "expert_param_rms", "expert_update_rms", "grad_norm_clipped"),
     *("grad_underflow_e4m3", "grad_underflow_fp16", "grad_underflow_mx", "label_loss", "log_z_square", "lr"),
-    *("router_balance", "router_log_z", "settings", "step"),
+    *("output_logit_mean", "router_balance", "router_log_z", "settings", "step"),
 }
 OF_FLEET = ("probes.every=1", f"probes.names=[{','.join(NAMES)}]", "steps=4", "schedule=constant", "schedule.warmup=0")
 
@@ -286,7 +286,7 @@ def test_every_column_is_on_the_page_and_held_against_the_labs_probe(tmp_path: P
     # what no move of which means anything, or which is read otherwise; and of other models, loops and updates
     known = {name for name, row in quantities().items() if "extra" not in row}
     assert set.union(*columns.values()) - known == UNREAD
-    of_checks = {"loss_code", "token_weights", "same_batch"}  # of "code/loss", of "sample_weight", and of a batch
+    of_checks = {"loss_code", "token_weights", "same_batch", "probabilities"}  # of "code/loss", "sample_weight", ...
     assert known - set.union(*columns.values()) == {"batch_rms", "buffer_written", "left_out", *of_checks}
 
 

@@ -307,7 +307,7 @@ def probabilities(read: Readings) -> Iterator[Sign]:
     mean_n = mean_m[np.isfinite(mean_m)]
     is_of_labels = (read.column("cross_entropy")[:1] > NEXT).all()
     if len(mean_n) >= FEWEST_ROWS and is_of_labels and 0 < mean_n.max() < min(1.0, (1 + SAME) * mean_n.min()):
-        yield Sign("output_logits", 0, moves=_at_first(read, "output_logit_mean", [""]))
+        yield Sign("output_logits", 0, moves=[Move("probabilities", "", 0, 1, 1.0, math.nan, math.inf)])
 
 
 def unusual_updates(read: Readings) -> Iterator[Sign]:
