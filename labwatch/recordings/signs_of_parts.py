@@ -324,7 +324,7 @@ def unusual_updates(read: Readings) -> Iterator[Sign]:
     is_small = 0 < ratio_n.max() < SMALL_UPDATES and len(ratio_n) >= FEWEST_ROWS and read.step_m[-1] >= SMALL_STEPS
     is_small = is_small and read.is_fresh and lr_m[-1] <= lr_m[len(lr_m) // 2]  # it has warmed up
     early_n, logits = ratio_n[read.step_m[known_m] <= SMALL_STEPS], quantities()["attention_logit_max"]["level"]
-    is_early_m = read.step_m <= 2 * SMALL_STEPS
+    is_early_m = read.step_m <= SMALL_STEPS
     run_away = [(read.column("attention_logit_max", block)[is_early_m] > logits).any() for block in read.blocks]
     is_long = len(early_n) > 1 and np.sort(early_n)[-3:][0] > LONG_UPDATES and bool(run_away) and all(run_away)
     if (known_m[0] and ratio_n[0] > LARGE_UPDATES) or is_small or is_long:
@@ -370,8 +370,9 @@ def weights_behind_updates(read: Readings) -> Iterator[Sign]:
     """Weights that, in some rows in a row, move less far with the same updates than in the rows before."""
     name = "change_over_updates"
     for place in read.recording.places(name):
-        row_n = np.flatnonzero(read.column(name, place) > 0)
-        log_n = np.log(read.column(name, place)[row_n])
+        ratio_m = read.column(name, place)
+        row_n = np.flatnonzero(np.isfinite(ratio_m) & (ratio_m > 0))
+        log_n = np.log(ratio_m[row_n])
         later_kn, (lowest_n, _) = rows_from(log_n), range_before(log_n)
         is_behind_n = lowest_n - np.fmax.reduce(later_kn) > BEHIND_UPDATES * more_of_fewer(later_kn)
         for n in np.flatnonzero(is_behind_n).tolist():
