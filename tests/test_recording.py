@@ -1308,6 +1308,15 @@ def test_the_norm_to_which_gradients_are_clipped_is_a_setting(tmp_path: Path) ->
     assert "max_norm went from 0.5 to 0.0001" in sentence(first)
 
 
+def test_the_loss_of_labels_is_that_of_a_model_that_is_sure_of_others(tmp_path: Path) -> None:
+    model = built()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(300)
+    (row,) = run(model, tmp_path / "probes.jsonl", 1)
+    assert row["loss"] > 50
+    assert row["label_loss"] == pytest.approx(row["loss"], rel=0.1), "of the labels that it is not sure of"
+
+
 def test_labels_tokens_and_dropout_of_a_batch_are_measured(tmp_path: Path) -> None:
     (row,) = run(built(dropout=0.25), tmp_path / "probes.jsonl", 1)
     for column, tokens in (("token_perplexity", batch(0)[:, :-1]), ("label_perplexity", batch(0)[:, 1:])):

@@ -420,13 +420,14 @@ class Measurement:
         is_cross_entropy = ((gradient_nv < 0).sum(-1) == counts_n).double().mean() > MOST_LABELS
         share = counts_n.double().mean()
         probability_nv = logits_nv.double().softmax(-1)
-        missed_n = 1 - probability_nv.gather(-1, label_n[:, None])[:, 0]
+        right_n = probability_nv.gather(-1, label_n[:, None])[:, 0]
+        missed_n = 1 - right_n
         size_n = gradient_nv.double().abs().sum(-1)
         is_exact_n = _is_of_tokens(gradient_nv, probability_nv, label_n, size_n / 2 / missed_n)
         self.tally.add(Key("cross_entropy"), (is_exact_n | ~counts_n).double().mean())
         weight = size_n.sum() / 2 / torch.where(counts_n, missed_n, 0.0).sum() * share * count
         weight = torch.where(is_climbed, -weight, weight)
-        label_loss = -torch.where(counts_n, (1 - missed_n).log(), 0.0).sum() / counts_n.sum()
+        label_loss = -torch.where(counts_n, right_n.log(), 0.0).sum() / counts_n.sum()
         scale = self.scaler.get_scale() if self.scaler and self.scaler.is_enabled() else 1.0
         count_v = _counts(label_n, gradient_nv.shape[-1], counts_n)
         perplexity = _perplexity(count_v)
