@@ -17,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from recorded_faults import HERE, Planted, judged, share
+from recorded_faults import HERE, Planted, judged, recorded, share
 
 LOOPS = HERE / "loops_of_others"
 TABLE, PAGE = HERE / "other_loops.csv", HERE / "OTHER_LOOPS.md"
@@ -45,12 +45,8 @@ class Other(Planted):
     """A run of a loop that somebody else wrote; ``model`` is the name of the loop."""
 
     @property
-    def module(self) -> Any:
-        return importlib.import_module(f"{LOOPS.name}.{self.model}")
-
-    @property
     def fault(self) -> dict[str, Any]:
-        fault: dict[str, Any] = self.module.FAULTS[self.name]
+        fault: dict[str, Any] = loop(self.model).FAULTS[self.name]
         return fault
 
     @property
@@ -58,28 +54,24 @@ class Other(Planted):
         """The same run without the fault."""
         return self._replace(name="plain", is_fault=False, at=RUNS[self.seed][0])
 
-    def recording(self, folder: Path) -> Path:
-        """Its recording, which is trained if it is missing."""
-        recording = folder / self.file
-        if not recording.is_file():
-            folder.mkdir(parents=True, exist_ok=True)
-            unfinished = recording.with_suffix(".part")
-            unfinished.unlink(missing_ok=True)
-            self.module.train(self.name, self.seed, self.at, self.finest, str(unfinished))
-            unfinished.rename(recording)
-        return recording
+    def train(self, every: int, out: Path) -> None:
+        loop(self.model).train(self.name, self.seed, self.at, every, str(out))
+
+
+def loop(name: str) -> Any:
+    """The module of a loop."""
+    return importlib.import_module(f"{LOOPS.name}.{name}")
 
 
 def design() -> Iterator[Other]:
     """All runs, loop by loop, those with a fault first."""
-    for path in sorted(LOOPS.glob("*.py")):
-        module = importlib.import_module(f"{LOOPS.name}.{path.stem}")
-        for name in (*module.FAULTS, "plain", *module.HEALTHY):
-            is_fault = name in module.FAULTS
+    for model in sorted(path.stem for path in LOOPS.glob("*.py")):
+        faults = loop(model).FAULTS
+        split = "second" if model in SECOND else "first"
+        for name in (*faults, "plain", *loop(model).HEALTHY):
             for seed, (at, every) in RUNS.items():
-                at = module.FAULTS[name].get("at", at) if is_fault else at
-                split = "second" if path.stem in SECOND else "first"
-                yield Other(name, is_fault, path.stem, "", seed, at, 0, every, module.STEPS, split)
+                at = faults.get(name, {}).get("at", at)
+                yield Other(name, name in faults, model, "", seed, at, 0, every, loop(model).STEPS, split)
 
 
 def page(table: pd.DataFrame) -> str:
@@ -87,12 +79,12 @@ def page(table: pd.DataFrame) -> str:
     faults, healthy = table[table["is_fault"] & table["counted"]], table[~table["is_fault"]]
     lines = ["| loop | what it trains | faults told rightly | healthy without an alarm |", "|---|---|---:|---:|"]
     for name in dict.fromkeys(table["model"]):
-        what = str(importlib.import_module(f"{LOOPS.name}.{name}").__doc__).strip().rstrip(".")
+        what = str(loop(name).__doc__).strip().rstrip(".")
         right = (share(of.loc[of["model"] == name, "right"]) for of in (faults, healthy))
         lines.append(f"| [`{name}`]({LOOPS.name}/{name}.py) | {what} | {' | '.join(right)} |")
     lines += ["", "| not right | every | what is planted | right | said |", "|---|---:|---|---|---|"]
     for run in faults[~faults["right"].astype(bool)].itertuples():
-        fault = importlib.import_module(f"{LOOPS.name}.{run.model}").FAULTS[run.name]
+        fault = loop(run.model).FAULTS[run.name]
         right, said = f"{' or '.join(fault['kinds'])}, {fault['part']}", f"{run.kind} {run.parts}".strip() or "nothing"
         lines.append(f"| {run.model}: `{run.name}` | {run.every} | {fault['what'].rstrip('.')} | {right} | {said} |")
     return "\n".join([HEAD.format(second=", ".join(SECOND)), *lines, ""])
@@ -100,11 +92,10 @@ def page(table: pd.DataFrame) -> str:
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    runs = list(design())
-    rows = [
-        judged(run, run.finest, run.recording(folder), run.twin.recording(folder) if run.is_fault else None)
-        for run in runs
-    ]
+    rows = list[dict[str, Any]]()
+    for run in design():
+        twin = recorded(run.twin, run.finest, folder) if run.is_fault else None
+        rows.append(judged(run, run.finest, recorded(run, run.finest, folder), twin))
     table = pd.DataFrame(rows).drop(columns=["optimizer", "block", "finest", "steps"])
     table.to_csv(TABLE, index=False)
     PAGE.write_text(page(table), encoding="utf-8")

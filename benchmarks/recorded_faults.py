@@ -133,6 +133,9 @@ class Planted(NamedTuple):
         getattr(fault_loops, self.name)(loop)
         return loop
 
+    def train(self, every: int, out: Path) -> None:
+        self.loop().run(every, out)
+
 
 def design() -> list[Planted]:
     """The runs of the design, and of splits with seeds of their own the same runs without faults."""
@@ -173,7 +176,7 @@ def recorded(planted: Planted, every: int, folder: Path) -> Path:
         recording.parent.mkdir(parents=True, exist_ok=True)
         unfinished = recording.with_suffix(".part")
         unfinished.unlink(missing_ok=True)
-        planted.loop().run(every, unfinished)
+        planted.train(every, unfinished)
         unfinished.rename(recording)
     return recording
 

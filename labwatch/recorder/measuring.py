@@ -155,6 +155,7 @@ class Measurement:
         self.hooks.close()
         self.passing.close()
         self.of_head = None  # its graph holds hooks that hold this
+        self.to_choose.clear()  # of blocks that chose otherwise
 
     # the forward pass
 

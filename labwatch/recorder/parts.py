@@ -119,10 +119,10 @@ def _blocks(model: nn.Module) -> list[nn.Module]:
     lists = block_lists(model)
     weights = [sum(w.numel() for block in blocks for w in block.parameters() if w.requires_grad) for blocks in lists]
     most, longest = max(weights, default=0), max(map(len, lists), default=0)
-    kept = [4 * size >= most > 0 for size in weights]
-    if not any(is_kept and len(blocks) == longest for blocks, is_kept in zip(lists, kept, strict=True)):
-        kept = [is_kept or len(blocks) == longest for blocks, is_kept in zip(lists, kept, strict=True)]
-    return [block for blocks, is_kept in zip(lists, kept, strict=True) if is_kept for block in blocks]
+    trained = [blocks for blocks, size in zip(lists, weights, strict=True) if 4 * size >= most > 0]
+    has_longest = any(len(blocks) == longest for blocks in trained)
+    kept = [blocks for blocks in lists if blocks in trained or (len(blocks) == longest and not has_longest)]
+    return [block for blocks in kept for block in blocks]
 
 
 def _numbered(model: nn.Module) -> list[nn.Module]:

@@ -251,14 +251,11 @@ class Recorder:
 
     def _of_experts(self, row: Mapping[str, Any]) -> dict[str, float]:
         """By block the share of experts that get no gradient, as those that no token reaches."""
-        with_gradient = {
-            block: sum(rms != 0 for rms in row[name])
-            for block in self.parts.routers
-            if (name := f"expert_grad_rms/{block}") in row
-        }
-        return {
-            f"idle_experts/{block}": 1 - n / self.parts.routers[block].experts for block, n in with_gradient.items()
-        }
+        found = dict[str, float]()
+        for block, router in self.parts.routers.items():
+            if (name := f"expert_grad_rms/{block}") in row:
+                found[f"idle_experts/{block}"] = 1 - sum(rms != 0 for rms in row[name]) / router.experts
+        return found
 
     def _of_matrices(self, known: Mapping[Key, Known]) -> dict[str, float]:
         """Of each block, and of the head, the largest gain of a matrix: its RMS times the root of its smaller side."""
