@@ -221,6 +221,10 @@ FAULTS: dict[str, tuple[Callable[[Row, int], None], str, list[str]]] = {
     "dead": (sets(["w.1"], "gradient_zero/block1"), "dead", ["block1"]),
     "initial weights": (times(9, "param_rms/block2", at=0), "weights", ["block2"]),
     "initial logits": (sure(label_loss=12.0), "output_logits", ["head"]),
+    "initial embedding that is the head, too": (
+        both(sure(label_loss=12.0), times(9, "param_rms/embedding", at=0), sets(None, "param_rms/head", at=0)),
+        *("weights", ["embedding"]),
+    ),
     "dead from the start": (sets(["w.1"], "gradient_zero/block1", at=0), "dead", ["block1"]),
     "a mask that is gone": (both(holds(0.0, *AHEAD), sets(0.4, *AHEAD)), "attention", []),
     "a mask of one block": (both(holds(0.0, *AHEAD), sets(0.4, AHEAD[1])), "attention", ["block1"]),
@@ -516,21 +520,6 @@ def test_experts_that_get_no_gradient_any_more_are_said(
 
     said = [(each.kind, each.parts, each.step) for each in findings(planted(tmp_path / "probes.jsonl", tell, every))]
     assert said == [("router", ["block1"], AT)] * is_said
-
-
-@pytest.mark.parametrize(("mean", "drift", "is_said"), [(0.02, 0.0, True), (0.0, 0.0, False), (0.02, 1e-3, False)])
-def test_logits_whose_mean_never_changes_are_probabilities(
-    mean: float, drift: float, is_said: bool, tmp_path: Path
-) -> None:
-    """If the loss is a cross-entropy of them, and not of their logarithms."""
-
-    def tell(row: Row, step: int) -> None:
-        row["output_logit_mean"] = mean * (1 + drift * step)
-
-    for share in (1.0, 0.0):
-        fault = both(tell, holds(share, "cross_entropy"))
-        found = [(each.kind, each.parts, each.since) for each in findings(planted(tmp_path / "probes.jsonl", fault))]
-        assert found == [("output_logits", ["head"], None)] * (is_said and share == 1)
 
 
 @pytest.mark.parametrize(

@@ -287,7 +287,13 @@ def test_every_column_is_on_the_page_and_held_against_the_labs_probe(tmp_path: P
     known = {name for name, row in quantities().items() if "extra" not in row}
     assert set.union(*columns.values()) - known == UNREAD
     of_checks = {"loss_code", "token_weights", "same_batch", "probabilities"}  # of "code/loss", "sample_weight", ...
-    assert known - set.union(*columns.values()) == {"batch_rms", "buffer_written", "left_out", *of_checks}
+    assert known - set.union(*columns.values()) == {
+        "batch_rms",
+        "buffer_written",
+        "left_out",
+        "updates_lost",
+        *of_checks,
+    }
 
 
 # the forward pass, however it is made
@@ -1251,6 +1257,33 @@ def test_a_loss_that_is_computed_in_another_way_is_told(kind: str, tmp_path: Pat
     assert all("the loss is computed in another way" in what_moved(each) for each in found)
 
 
+@pytest.mark.parametrize(
+    ("objective", "is_told"),
+    [
+        (lambda logits, labels: F.cross_entropy(logits.softmax(-1).flatten(0, 1), labels.flatten()), True),
+        (lambda logits, labels: F.cross_entropy(logits.softmax(-1).double().mT, labels), True),
+        (lambda logits, labels: F.binary_cross_entropy_with_logits(logits.sigmoid(), one_hot(labels)), True),
+        (lambda logits, labels: F.cross_entropy(logits.log_softmax(-1).flatten(0, 1), labels.flatten()), False),
+        (lambda logits, labels: F.nll_loss((logits.softmax(-1) + 1e-9).log().mT, labels), False),
+        (lambda logits, _: -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1).mean(), False),
+    ],
+)
+def test_a_loss_that_takes_probabilities_for_logits_is_told(objective: Any, is_told: bool, tmp_path: Path) -> None:
+    model, out = built(), tmp_path / "probes.jsonl"
+
+    def loss(step: int) -> Tensor:
+        tokens = batch(step)
+        return objective(model(tokens[:, :-1]), tokens[:, 1:])
+
+    run_with(model, out, lambda step: None, loss)
+    found = [(each.kind, each.parts, each.step) for each in diagnose(read_recording(out)).findings]
+    assert found == [("output_logits", ["head"], 0)] * is_told
+
+
+def one_hot(labels: Tensor) -> Tensor:
+    return F.one_hot(labels, VOCABULARY).float()
+
+
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])
 def test_a_weight_that_is_one_number_is_measured(optimizer: Any, tmp_path: Path) -> None:
     """As the temperature of a contrastive loss."""
@@ -1582,6 +1615,17 @@ def test_weights_that_keep_the_digits_of_another_format_are_told(
 
     run_with(model, out, rounds)
     assert told(out) == ("precision", [], 10 if begin else 0, 15 if begin else 5)
+
+
+@pytest.mark.parametrize("lr", [1e-4, 0.1])
+def test_updates_of_16_bit_weights_that_rounding_loses_are_told(lr: float, tmp_path: Path) -> None:
+    """And not as gains of norms that are no longer trained."""
+    model, out, is_lost = built().bfloat16(), tmp_path / "probes.jsonl", lr < 0.1
+    rows = run(model, out, 26, every=5, optimizer=lambda weights, **_: torch.optim.AdamW(weights, lr))
+    lost = rows[5]["updates_lost/block1"]
+    assert lost > 0.5 if is_lost else lost < 0.1
+    kinds = [found.kind for found in diagnose(read_recording(out)).findings]
+    assert kinds == ["precision"] if is_lost else "precision" not in kinds
 
 
 def test_a_checkpoint_in_another_format_is_no_rounding_of_updates(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from labwatch.recorder.parts import BETWEEN, EMBEDDING, HEAD, Parts, names, plain
-from labwatch.recordings.recording import OF_LOSS
+from labwatch.recordings.recording import OF_LOSS, OF_PROBABILITIES
 
 
 class Called:
@@ -140,6 +140,7 @@ class Called:
             calls[node] = f"{_name(node)}({', '.join(map(self._named, entering))})"
             numbers = "" if is_double else ", ".join(f"{number:g}" for number in _numbers(node))
             functions.add(f"{_name(node)}({numbers})" if numbers else _name(node))
+            functions |= {OF_PROBABILITIES} if _is_of_probabilities(node) else set()
             nodes += entering
         if is_of_model and calls:
             self.functions[OF_LOSS], self.calls[OF_LOSS] = functions, Counter(calls.values())
@@ -184,6 +185,16 @@ class Called:
             return "a weight"
         reference, of, path = self.made.get(id(x), (None, "", ""))
         return path if reference is not None and reference() is x and of == place else "input"
+
+
+def _is_of_probabilities(node: Any) -> bool:
+    """Whether a function takes the probabilities that another made, or a view or cast of them, for logits."""
+    if _name(node) not in names()["of_logits"]:
+        return False
+    made = node.next_functions[0][0]
+    while made is not None and _name(made) in names()["views"]:
+        made = made.next_functions[0][0]
+    return made is not None and _name(made) in names()["probabilities"]
 
 
 def _is_weight(node: Any) -> bool:

@@ -683,6 +683,10 @@ class Measurement:
                 sign = g.flatten()[self.entries[name]].sign()
                 is_lost = (now == values).all() & sign.any()  # written to a copy, or nowhere
                 against = (values - now).sign() * sign
+                if weight.dtype.itemsize < 4:
+                    is_lost_e = (now == values) & (sign != 0)
+                    share = torch.where(sign.any(), is_lost_e.sum() / sign.abs().sum(), 0.0)
+                    self._add(name, "updates_lost", {name: share}, values)
                 for of, number in (("against_gradient", against.sum()), ("with_signs", against.abs().sum())):
                     self.tally.add(Key(of, self.parts.where[name], name), number)
             lr, square = _rate(group), _whole_or_shard(state.get("exp_avg_sq"))

@@ -122,7 +122,7 @@ def diagnose(recording: Recording) -> Diagnosis:
 
 AT_START = (
     *("weights that no optimizer has", "zero gradients", "initial weights", "initial values", "sizes of updates"),
-    *("labels that attention sees", "probabilities for logits"),
+    *("labels that attention sees", "probabilities for logits", "updates that rounding loses"),
 )
 
 

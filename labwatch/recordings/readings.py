@@ -34,6 +34,7 @@ SOLVED = 0.02  # so near to its highest, relatively, a reward is as good as that
 LARGEST = 600.0  # of which the exponential is finite
 ALIKE = 1.05  # the factor between weights of blocks that were drawn alike
 LIKELIER = 0.5  # deviations by which logits of labels lie above the others at most where a model knows nothing
+LOST = 0.25  # the share of weights that rounding leaves as they were at an update, if these are many
 LASTS = 3  # rows after which a move is not that of single batches
 LASTING = 2  # rows in which something that is exactly zero stays so
 FEWEST_ROWS = 3
@@ -141,6 +142,12 @@ class Readings:
         """Whether it has just been made: it knows nothing, and weights of all blocks have one size in the first row."""
         sizes = [size for size in self.at_start("param_rms").values() if size > 0]
         return self.knows_nothing and len(sizes) > 1 and max(sizes) < ALIKE * min(sizes)
+
+    @cached_property
+    def rounds_updates(self) -> bool:
+        """Whether weights are in 16 bits, and rounding leaves many of them as they were at an update."""
+        lost_pm = [self.column("updates_lost", place) for place in self.recording.places("updates_lost")]
+        return bool(lost_pm and np.nanmedian(lost_pm) > LOST)
 
     def rate_of(self, place: str) -> Numbers:
         """``[m]`` the learning rate of the weights of a part, or of all."""

@@ -17,6 +17,7 @@ from lab.core.windows import Numbers
 
 LOSS, STEP, HEADER, SETTINGS, WRITTEN = "loss", "step", "recorder", "settings", "written"
 OF_LOSS = "loss"  # beside the parts of the model, for what is computed of its outputs
+OF_PROBABILITIES = "probabilities for logits"  # beside the functions of a loss, if it takes these
 OF_PARTS = "of"  # of a group of weights the parts of the model that they are of
 MAX_NORM = "max_norm"  # the norm to which gradients are clipped, a setting beside those of the groups
 # Of each group: settings that are true or false, how many of its weights lost their state, and updates since the loss

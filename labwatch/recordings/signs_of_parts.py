@@ -19,7 +19,6 @@ from labwatch.recordings.readings import (
     LASTS,
     LEAST_RATE,
     MOST,
-    SAME,
     Readings,
     Sign,
     is_harmless,
@@ -28,6 +27,7 @@ from labwatch.recordings.readings import (
     range_before,
     rows_from,
 )
+from labwatch.recordings.recording import OF_LOSS, OF_PROBABILITIES
 
 # A block is unlike the others from the first row on if its weights are larger by this factor than their median.
 # Or if its attention logits are so many times smaller, as those of small queries and keys. And an embedding of such an
@@ -43,7 +43,7 @@ SURE, SURE_LOGITS, WIDE, NARROW, LARGE, LARGE_STREAM, LARGE_INPUT = 3.0, 8.0, 3.
 # A model is to predict the next tokens if so many labels are these and so many tokens have one; it sees them if so much
 # attention is on later tokens, which is more than a short prefix that all see has.
 NEXT, AHEAD = 0.9, 0.05
-# Updates are too large if the first ones of most parts change weights by such a share of their size, or three of
+# Updates are too large if the first ones of most parts change weights by such a share of their size, or two in
 # so many steps do by such a one; and too small if in these, of a model that had just been made, they never do by such a
 # share. They change apart from gradients if the logarithm of what a rate of one would make of them changes by so much
 # more.
@@ -135,7 +135,7 @@ def silent(read: Readings) -> Iterator[Sign]:
 def frozen(read: Readings) -> Iterator[Sign]:
     """Parts that lose their gradients, or whose updates become zero, while others are trained."""
     places = read.recording.places("grad_rms")
-    for place in () if read.takes_turns else places:
+    for place in () if read.takes_turns or read.rounds_updates else places:
         is_trained_m = np.isfinite(read.column("grad_rms", place)) & ~(read.column("update_ratio", place) == 0)
         others_m = np.zeros(len(is_trained_m), dtype=bool)
         for other in places:
@@ -177,6 +177,12 @@ def rounded_weights(read: Readings) -> Iterator[Sign]:
             yield Sign("precision", row, [move.place for move in moves], moves, is_exact=True)
 
 
+def rounded_updates(read: Readings) -> Iterator[Sign]:
+    """Weights in 16 bits, of which rounding leaves many as they were at an update."""
+    if read.rounds_updates:
+        yield Sign("precision", 0, moves=_at_first(read, "updates_lost", read.recording.places("updates_lost")))
+
+
 def lost_updates(read: Readings) -> Iterator[Sign]:
     """Weights of some parts whose updates are zero in each row from one on, while the rate is not much lower.
 
@@ -185,7 +191,7 @@ def lost_updates(read: Readings) -> Iterator[Sign]:
     rate_m, places = read.column("lr"), read.recording.places("update_ratio")
     high_m = rate_m >= BACK * np.fmax.accumulate(rate_m)
     rows = {row: of for row, of in read.named("update_zero").items() if len(of) < MOST * len(places)}
-    signs = list(_never_again(read, rows))
+    signs = list(_never_again(read, {} if read.rounds_updates else rows))
     if {name for sign in signs for name in sign.weights} == {x for of in rows.values() for x in chain(*of.values())}:
         yield from (sign for sign in signs if high_m[sign.row])
 
@@ -281,7 +287,12 @@ def unusual_initial_values(read: Readings) -> Iterator[Sign]:
     elif stream and max(output.value for output in stream) > LARGE_STREAM and read.is_fresh:
         yield Sign("activations", 0, moves=stream, is_exact=True)
     if read.initial_deviation > SURE:
-        yield Sign("output_logits", 0, moves=_at_first(read, "output_logit_rms", [""]))
+        (embedding,), of_blocks = (_at_first(read, "param_rms", places) for places in (["embedding"], read.blocks))
+        is_tied = "head" not in read.recording.places("param_rms")  # the head has the weights of the embedding
+        if is_tied and embedding.value > UNLIKE * np.median([size.value for size in of_blocks]):
+            yield Sign("weights", 0, ["embedding"], [embedding])
+        else:
+            yield Sign("output_logits", 0, moves=_at_first(read, "output_logit_rms", [""]))
     for name in ("attention_logit_max", "router_logit_max"):
         logits = _at_first(read, name, read.blocks)
         if logits and min(logit.value for logit in logits) > SURE_LOGITS:
@@ -302,11 +313,8 @@ def sees_labels(read: Readings) -> Iterator[Sign]:
 
 
 def probabilities(read: Readings) -> Iterator[Sign]:
-    """Output logits whose mean never changes, as that of probabilities, of which the loss takes another softmax."""
-    mean_m = read.column("output_logit_mean")
-    mean_n = mean_m[np.isfinite(mean_m)]
-    is_of_labels = (read.column("cross_entropy")[:1] > NEXT).all()
-    if len(mean_n) >= FEWEST_ROWS and is_of_labels and 0 < mean_n.max() < min(1.0, (1 + SAME) * mean_n.min()):
+    """A loss that takes the softmax or sigmoid of what is one already."""
+    if OF_PROBABILITIES in read.recording.names.get(("functions", OF_LOSS), {}).get(0, []):
         yield Sign("output_logits", 0, moves=[Move("probabilities", "", 0, 1, 1.0, math.nan, math.inf)])
 
 
@@ -326,7 +334,7 @@ def unusual_updates(read: Readings) -> Iterator[Sign]:
     early_n, logits = ratio_n[read.step_m[known_m] <= SMALL_STEPS], quantities()["attention_logit_max"]["level"]
     is_early_m = read.step_m <= SMALL_STEPS
     run_away = [(read.column("attention_logit_max", block)[is_early_m] > logits).any() for block in read.blocks]
-    is_long = len(early_n) > 1 and np.sort(early_n)[-3:][0] > LONG_UPDATES and bool(run_away) and all(run_away)
+    is_long = len(early_n) > 1 and np.median(np.sort(early_n)[-3:]) > LONG_UPDATES and bool(run_away) and all(run_away)
     if (known_m[0] and ratio_n[0] > LARGE_UPDATES) or is_small or is_long:
         yield Sign("rate", 0, moves=[Move("update_ratio", "", 0, 1, float(ratio_n[0]), math.nan, math.inf)])
 
@@ -357,7 +365,7 @@ def updates_apart(read: Readings) -> Iterator[Sign]:
 def weights_beyond_updates(read: Readings) -> Iterator[Sign]:
     """Weights that are farther from where they were at the row before than all updates between can have moved them."""
     least_m = BEYOND_UPDATES * np.where(np.arange(len(read.step_m)) < 2, OF_FIRST, 1.0)
-    for place in read.recording.places("change_over_updates"):
+    for place in () if read.rounds_updates else read.recording.places("change_over_updates"):
         beyond_m = read.column("change_over_updates", place)
         if (beyond_m > least_m).any():
             row = int(np.argmax(beyond_m > least_m))
