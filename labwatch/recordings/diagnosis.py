@@ -175,31 +175,8 @@ def _first(read: Readings, rows: range, signs: list[Sign]) -> Finding:
 
 def _finding(read: Readings, signs: Sequence[Sign], rows: range) -> Finding:
     """What the signs of the first of these rows say together: the kind that comes first, and its parts."""
-    order = list(causes())
     row = signs[0].row
-    of_batch = [] if read.is_of_rewards else [move for name in OF_BATCH for move in read.moves.get((name, ""), [])]
-    if any(move.row == row for move in of_batch):
-        signs = [sign for sign in signs if sign.kind not in OF_PASS or sign.is_exact] or [Sign("data", row)]
-    if not any(sign.kind in ("precision", "not_finite") for sign in signs):
-        signs = [sign for sign in signs if sign.changes] or [sign for sign in signs if sign.is_exact] or signs
-    if any(move.quantity in OF_EDITS for sign in signs for move in sign.moves):  # so updates between were others, too
-        signs = [sign for sign in signs if not any(move.quantity == "change_over_updates" for move in sign.moves)]
-    in_evaluation = [sign for sign in signs if any(move.quantity == "in_evaluation" for move in sign.moves)]
-    signs = in_evaluation or signs  # in which parts may call other functions
-    if any(sign.functions and sign.kind != "gradients" for sign in signs):  # which may leave weights without a use
-        signs = [sign for sign in signs if sign.kind != "frozen" or sign.changes]
-    if {sign.kind for sign in signs} == {"reward", "policy"}:  # with other ratios or samples rewards fall, too
-        signs = [sign for sign in signs if sign.kind == "policy"]
-    kind = min((sign.kind for sign in signs), key=order.index)
-    chosen = [sign for sign in signs if sign.kind == kind]
-    if kind == "not_finite" and not _parts(read, chosen, kind):  # by now all is, so to which part was something done?
-        chosen = [sign for sign in signs if sign.functions or (sign.at is not None and sign.kind != kind)] or chosen
-    if not read.rises:
-        chosen = [sign for sign in chosen if sign.begins] or chosen
-    if kind == "gradients" and not any(sign.is_exact or sign.begins for sign in chosen):  # others moved, in more noise
-        named = {part for sign in chosen for part in sign.parts}
-        alike = [read.change("grad_rms", part, row) for part in read.recording.places("grad_rms") if part not in named]
-        chosen += [Sign(kind, row, [move.place], [move]) for move in alike if ALIKE < abs(move.change) < math.inf]
+    kind, chosen = _deciding(read, signs, row)
     deciding = sorted((move for sign in chosen for move in sign.moves), key=lambda move: -abs(move.change))
     rest = [move for moves in read.moves.values() for move in moves if move.row in rows and move not in deciding]
     rest.sort(key=lambda move: (move.row, -abs(move.change)))
@@ -229,6 +206,34 @@ def _finding(read: Readings, signs: Sequence[Sign], rows: range) -> Finding:
     ]
     moves = [*deciding, *rest]
     return Finding(kind, parts, since, step, moves, weights, functions, changes, loss_step, last, as_before)
+
+
+def _deciding(read: Readings, signs: Sequence[Sign], row: int) -> tuple[str, list[Sign]]:
+    """The kind of cause of the signs of a row that none of the others explains, and those of them that show it."""
+    of_batch = [] if read.is_of_rewards else [move for name in OF_BATCH for move in read.moves.get((name, ""), [])]
+    if any(move.row == row for move in of_batch):
+        signs = [sign for sign in signs if sign.kind not in OF_PASS or sign.is_exact] or [Sign("data", row)]
+    if not any(sign.kind in ("precision", "not_finite") for sign in signs):
+        signs = [sign for sign in signs if sign.changes] or [sign for sign in signs if sign.is_exact] or signs
+    if any(move.quantity in OF_EDITS for sign in signs for move in sign.moves):  # so updates between were others, too
+        signs = [sign for sign in signs if not any(move.quantity == "change_over_updates" for move in sign.moves)]
+    in_evaluation = [sign for sign in signs if any(move.quantity == "in_evaluation" for move in sign.moves)]
+    signs = in_evaluation or signs  # in which parts may call other functions
+    if any(sign.functions and sign.kind != "gradients" for sign in signs):  # which may leave weights without a use
+        signs = [sign for sign in signs if sign.kind != "frozen" or sign.changes]
+    if {sign.kind for sign in signs} == {"reward", "policy"}:  # with other ratios or samples rewards fall, too
+        signs = [sign for sign in signs if sign.kind == "policy"]
+    kind = min((sign.kind for sign in signs), key=list(causes()).index)
+    chosen = [sign for sign in signs if sign.kind == kind]
+    if kind == "not_finite" and not _parts(read, chosen, kind):  # by now all is, so to which part was something done?
+        chosen = [sign for sign in signs if sign.functions or (sign.at is not None and sign.kind != kind)] or chosen
+    if not read.rises:
+        chosen = [sign for sign in chosen if sign.begins] or chosen
+    if kind == "gradients" and not any(sign.is_exact or sign.begins for sign in chosen):  # others moved, in more noise
+        named = {part for sign in chosen for part in sign.parts}
+        alike = [read.change("grad_rms", part, row) for part in read.recording.places("grad_rms") if part not in named]
+        chosen += [Sign(kind, row, [move.place], [move]) for move in alike if ALIKE < abs(move.change) < math.inf]
+    return kind, chosen
 
 
 def _parts(read: Readings, signs: Sequence[Sign], kind: str) -> list[str]:
