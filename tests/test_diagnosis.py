@@ -170,6 +170,18 @@ def calls(*parts: str, usual: str = "layer_norm(1e-05)", then: str = "layer_norm
     return tell
 
 
+def other_calls(part: str, *words: str, at: int = AT) -> Callable[[Row, int], None]:
+    """A part calls the same functions with the outputs of others, or more or less often."""
+
+    def tell(row: Row, step: int) -> None:
+        if step in (0, at):
+            row |= {f"code/{each}": step for each in (PARTS if step == 0 else [part])}
+        if step == at:
+            row[f"calls/{part}"] = [*words]
+
+    return tell
+
+
 def loss_is_changed(row: Row, step: int) -> None:
     if step in (0, AT):
         row["functions/loss"] = ["Add", "Mul(0.01)"] if step == 0 else ["Add"]
@@ -395,6 +407,76 @@ FAULTS: dict[str, tuple[Callable[[Row, int], None], str, list[str]]] = {
         [],
     ),
     "loss scale": (both(sets(2.0**20, "loss_scale", at=0), sets(1.0, "loss_scale")), "precision", []),
+    "NaN that no loss scale mends": (
+        both(
+            sets(2.0**20, "loss_scale", at=0),
+            sets(1.0, "loss_scale"),
+            sets(["w.1"], *(f"gradient_not_finite/{part}" for part in PARTS)),
+            sets(math.inf, *(f"block_rms/{block}" for block in BLOCKS)),
+        ),
+        *("not_finite", []),
+    ),
+    "NaN in what the model gets": (
+        both(
+            sets(math.inf, "input_rms", "block_rms/block0", "block_rms/block1"),
+            sets(["w.1"], *(f"gradient_not_finite/{part}" for part in PARTS)),
+        ),
+        *("not_finite", []),
+    ),
+    "a format that follows from a residual that is gone": (
+        both(
+            other_calls("block1", "no longer add(add, down.linear)"),
+            calls("block2", "block3", "head", usual="add; linear", then="add in bfloat16; linear"),
+        ),
+        *("activations", ["block1"]),
+    ),
+    "another number in 16 bits": (
+        calls("head", usual="mul(1) in bfloat16", then="mul(6) in bfloat16"),
+        *("output_logits", ["head"]),
+    ),
+    "a residual around attention": (
+        other_calls(
+            *("block2", "no longer attention.output.add(attention.output.dense.linear, input)"),
+            "now attention.output.norm.layer_norm(attention.output.dense.linear, a weight, a weight)",
+        ),
+        *("activations", ["block2"]),
+    ),
+    "a mask that is kept in a buffer": (
+        both(
+            holds(0.0, *AHEAD),
+            sets(0.4, AHEAD[1]),
+            lambda row, step: row.update({"buffer_written/block1": ["mask"]} if step == AT else {}),
+        ),
+        *("attention", ["block1"]),
+    ),
+    "a mask that is turned round before the blocks": (
+        other_calls("embedding", "now invert(ge)"),
+        *("attention", [*BLOCKS]),
+    ),
+    "a mask of one block that is turned round": (
+        other_calls("block3", "now text.invert(text.getitem)"),
+        *("attention", ["block3"]),
+    ),
+    "a block that is called without gradients": (
+        both(
+            other_calls("block3", "now add(input, out.linear)"),
+            sets(None, "grad_rms/block3"),
+            sets(["w.1"], "gradient_missing/block3"),
+        ),
+        *("frozen", ["block3"]),
+    ),
+    "labels that count no more": (
+        both(calls(*BLOCKS), sets(["w.1"], *(f"gradient_zero/{part}" for part in PARTS))),
+        *("dead", []),
+    ),
+    "a decay without the rate": (
+        lambda row, step: times(0.4 ** ((step - AT) / 5 + 1), *of_all("param_rms"), loss=0.5)(row, step),
+        *("optimizer", []),
+    ),
+    "logits of a model without a head": (
+        both(sets(None, "param_rms/head", at=0), calls("head", usual="normalize(2)", then="gelu")),
+        *("output_logits", ["other"]),
+    ),
 }
 
 
@@ -891,6 +973,8 @@ PLACES = {"0.0": ["block0", "block1"], "0.1": ["head"]}
         (BLOCKS, 100, [], None, True),
         (["block1"], 5, [], None, True),
         (["block1"], 100, ["now add(add, input)"], None, True),
+        (["block1"], 100, ["no longer mlp.add(mlp.down.linear, input)"], None, True),
+        (["block1"], 100, ["no longer mlp.add(mlp.linear, input)", "no longer mlp.linear(input)"], None, False),
         (["block1"], 100, [], None, False),  # which may come after another one by chance
         (BLOCKS, 5, ["now add(add, input)"], [8, 16], False),
     ],
@@ -1348,6 +1432,29 @@ def kl_of(value: Callable[[int], float]) -> Callable[[Row, int], None]:
             row |= {"kl": value(step) * math.exp(noise), "reward": 0.7 + noise}
 
     return tell
+
+
+def test_a_divergence_from_what_sampled_is_none_from_a_reference(tmp_path: Path) -> None:
+    """It is zero whenever samples are drawn anew, and grows until then."""
+    epochs = kl_of(lambda step: (0.02 if step >= AT else 0.001) * (step // 5 % 3))
+    assert not findings(planted(tmp_path / "probes.jsonl", epochs))
+
+
+@pytest.mark.parametrize(("rows", "is_said"), [(1, False), (2, True)])
+def test_tokens_that_miss_in_one_batch_alone_are_chance(rows: int, is_said: bool, tmp_path: Path) -> None:
+    def tell(row: Row, step: int) -> None:
+        if "lr" in row:
+            row["token_gone"] = 0.14 if AT <= step < AT + 5 * rows else 0.0
+
+    said = [(found.kind, found.step) for found in findings(planted(tmp_path / "probes.jsonl", tell))]
+    assert said == [("data", AT)] * is_said
+
+
+def test_updates_that_a_loss_scaler_leaves_out_for_good_are_of_precision(tmp_path: Path) -> None:
+    overflows = sets(["w.1"], *(f"gradient_not_finite/{part}" for part in PARTS))
+    fault = both(told(updates_in_a_step=(1, 0)), holds(2.0**36, "loss_scale"), overflows)
+    first = findings(planted(tmp_path / "probes.jsonl", fault, 100))[0]
+    assert (first.kind, first.step) == ("precision", AT + 3)
 
 
 def test_a_policy_that_leaves_its_reference_slowly_is_said(tmp_path: Path) -> None:

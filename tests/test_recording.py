@@ -1617,6 +1617,22 @@ def test_weights_that_keep_the_digits_of_another_format_are_told(
     assert told(out) == ("precision", [], 10 if begin else 0, 15 if begin else 5)
 
 
+def test_weights_that_are_cast_to_16_bits_are_told_where_they_are(tmp_path: Path) -> None:
+    model, out = built(), tmp_path / "probes.jsonl"
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    recorder = lab.record(model, optimizer, every=5, out=out)
+    for step in range(31):
+        if step == 12:
+            model.bfloat16()
+        loss = loss_of(model, batch(step))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        recorder.step(loss)
+    recorder.close()
+    assert told(out)[::2] == ("precision", 10)
+
+
 @pytest.mark.parametrize("lr", [1e-4, 0.1])
 def test_updates_of_16_bit_weights_that_rounding_loses_are_told(lr: float, tmp_path: Path) -> None:
     """And not as gains of norms that are no longer trained."""

@@ -23,6 +23,7 @@ from labwatch.recordings.moves import USUAL, Move
 from labwatch.recordings.readings import FEWEST_ROWS, MOST, Change, Readings, Sign, quantities
 from labwatch.recordings.recording import Recording
 from labwatch.recordings.signs import CHECKS, OF_SAMPLES
+from labwatch.recordings.signs_of_code import NOT_USED
 
 # One part is apart from the others if its logarithm moved so many times as far.
 APART = 2.0
@@ -219,8 +220,11 @@ def _deciding(read: Readings, signs: Sequence[Sign], row: int) -> tuple[str, lis
         signs = [sign for sign in signs if not any(move.quantity == "change_over_updates" for move in sign.moves)]
     in_evaluation = [sign for sign in signs if any(move.quantity == "in_evaluation" for move in sign.moves)]
     signs = in_evaluation or signs  # in which parts may call other functions
-    if any(sign.functions and sign.kind != "gradients" for sign in signs):  # which may leave weights without a use
-        signs = [sign for sign in signs if sign.kind != "frozen" or sign.changes]
+    functions = [name for sign in signs if sign.kind != "gradients" for name in sign.functions]
+    if functions:  # which may leave weights without a use, but not a part that they use as before
+        is_used = not any(name.startswith("no longer uses") or name.endswith(NOT_USED) for name in functions)
+        trained = {part for part in read.places if not (is_used and math.isnan(read.column("grad_rms", part)[row]))}
+        signs = [sign for sign in signs if sign.kind != "frozen" or sign.changes or trained.isdisjoint(sign.parts)]
     if {sign.kind for sign in signs} == {"reward", "policy"}:  # with other ratios or samples rewards fall, too
         signs = [sign for sign in signs if sign.kind == "policy"]
     kind = min((sign.kind for sign in signs), key=list(causes()).index)
@@ -245,8 +249,8 @@ def _parts(read: Readings, signs: Sequence[Sign], kind: str) -> list[str]:
         for part in sign.parts:
             size[part] = max(size.get(part, 0.0), *(abs(move.change) for move in sign.moves), 0.0)
     parts = sorted(size, key=lambda part: -size[part])
-    if kind == "output_logits":  # which is what makes them
-        return ["head"]
+    if kind == "output_logits":  # which is what makes them, if it is a part of the model
+        return ["head" if read.has("log_z") or "head" in read.recording.places("param_rms") else "other"]
     if kind == "activations" and not signs[0].is_exact:  # later blocks get what an earlier one returned
         return [min(parts, key=_depth)]
     if len(parts) > 1 and not signs[0].is_exact and size[parts[0]] > APART * size[parts[1]] > 0:

@@ -35,6 +35,7 @@ LARGEST = 600.0  # of which the exponential is finite
 ALIKE = 1.05  # the factor between weights of blocks that were drawn alike
 LIKELIER = 0.5  # deviations by which logits of labels lie above the others at most where a model knows nothing
 LOST = 0.25  # the share of weights that rounding leaves as they were at an update, if these are many
+FAR_FROM_RANGE = 1e3  # an RMS up to which no number is near the largest one of fp16
 LASTS = 3  # rows after which a move is not that of single batches
 LASTING = 2  # rows in which something that is exactly zero stays so
 FEWEST_ROWS = 3
@@ -144,10 +145,10 @@ class Readings:
         return self.knows_nothing and len(sizes) > 1 and max(sizes) < ALIKE * min(sizes)
 
     @cached_property
-    def rounds_updates(self) -> bool:
-        """Whether weights are in 16 bits, and rounding leaves many of them as they were at an update."""
-        lost_pm = [self.column("updates_lost", place) for place in self.recording.places("updates_lost")]
-        return bool(lost_pm and np.nanmedian(lost_pm) > LOST)
+    def rounded_since(self) -> float:
+        """The row from which on weights are in 16 bits, if rounding leaves many as they were; infinite if none is."""
+        lost_pm = np.array([self.column("updates_lost", place) for place in self.recording.places("updates_lost")])
+        return int(np.isfinite(lost_pm).any(0).argmax()) if len(lost_pm) and np.nanmedian(lost_pm) > LOST else math.inf
 
     def rate_of(self, place: str) -> Numbers:
         """``[m]`` the learning rate of the weights of a part, or of all."""
@@ -208,6 +209,12 @@ class Readings:
         """The last row before in which a number was recorded; at a rise of the loss some rows have only a few."""
         known = np.flatnonzero(~np.isnan(value_m[:row]))
         return int(known[-1]) if len(known) else row - 1
+
+    def kind_of_overflow(self, row: int) -> str:
+        """The kind of cause of gradients that overflow under a loss scale: what blocks return may be NaN by itself."""
+        outputs = [self.change("block_rms", block, row) for block in self.blocks]
+        spoiled = any(math.isinf(output.value) and output.usual < FAR_FROM_RANGE for output in outputs)
+        return "not_finite" if spoiled else "precision"
 
     def at_start(self, name: str) -> dict[str, float]:
         """By block what was measured in the first row; NaN where nothing was."""

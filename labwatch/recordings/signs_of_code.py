@@ -25,9 +25,10 @@ OF_ATTENTION_MODULE = r"[ .](self_)?att(n|ention)\."
 KEEPS_VALUES, TAKEN_OUT = re.compile("(no longer|now) (detach|clone|contiguous|alias|requires_grad_)"), "now detach of"
 COMBINES = re.compile(r"^now (detach|add|sub|rsub|mul|neg)\b")  # as in ``2 * x.detach() - x``, which is x
 FORMAT = re.compile(r" in b?float\d+$")
-OF_MASK = r"((and|or|logical_\w+|ne|eq|[gl][te]|tri[lu]|eye|masked_fill)\b|\w+\(torch\.bool\))"
+OF_MASK = r"(([\w.]*\.)?(and|or|invert|logical_\w+|ne|eq|[gl][te]|tri[lu]|eye|masked_fill)\b|\w+\(torch\.bool\))"
 MAKES_MASK = re.compile(rf"^(no longer|now) {OF_MASK}")
-CAST = re.compile(r"^(no longer|now) (to|float|half|bfloat16|double|type|type_as)\b")
+RESIDUAL = re.compile(r"\badd\((\S*linear, input|input, \S*linear)\)$")
+CAST = re.compile(r"^((no longer|now) )?(to|float|half|bfloat16|double|type|type_as)\b")
 NUMBER = re.compile(r"-?\d[\d.e+-]*")
 NOT_USED = "which is not used"
 FEWEST_TO_SKIP = 6  # rows after which it is no chance if a part skips something in the last ones alone
@@ -41,17 +42,18 @@ def other_functions(read: Readings) -> Iterator[Sign]:
             row, words = change
             found[row][place] = words
     yield from _other_loss(read, found)
+    for row, of in list(found.items()):
+        elsewhere = [place for place in read.blocks if row in read.recording.names.get(("calls", place), {})]
+        if of and {*elsewhere}.isdisjoint(of) and elsewhere and _differ_in_format(read, row, of):
+            del found[row]  # parts that come later get another format from the one whose calls are others
     for row, of in found.items():
         if taken := {place: names for place in of if (names := [x for x in of[place] if x.startswith(TAKEN_OUT)])}:
             of = taken
         if of.keys() == {"embedding"} and row in read.recording.names.get(("given", ""), {}):
             continue  # positions and masks of a batch of another shape are made by other calls
         functions = list(dict.fromkeys(name for names in of.values() for name in names))
-        if of.keys() == {"embedding"} and all(map(MAKES_MASK.search, functions)):  # once, for all blocks
-            yield Sign("attention", row, list(read.blocks), functions=functions, is_exact=True)
-        elif of:
-            kind = _kind_of_code(read, row, of.keys(), functions)
-            yield Sign(kind, row, sorted(of), functions=functions, is_exact=True)
+        if of:
+            yield _sign_of_code(read, row, of, functions)
     yield from _other_calls(read, found)
 
 
@@ -133,12 +135,13 @@ def _other_calls(read: Readings, other_functions: Mapping[int, Collection[str]])
         is_of_most = len({*places} & {*read.blocks}) >= max(2, MOST * len(read.blocks))
         calls = [name for place in places for name in read.recording.names.get(("calls", place), {}).get(row, [])]
         is_own = bool(calls) and not any("." in name.partition("(")[0] for name in calls)  # and of no module inside
-        is_told = is_of_most or len(read.step_m) >= FEWEST_TO_SKIP or is_own
+        is_residual = any(map(RESIDUAL.search, calls)) and not any(".linear(" in name for name in calls)
+        is_mask = bool(calls) and all(map(MAKES_MASK.search, calls))
+        is_told = is_of_most or len(read.step_m) >= FEWEST_TO_SKIP or is_own or is_residual or is_mask
         of_shape = row in reshaped and (is_of_most or not is_own)  # which all blocks get
         if of_shape or row in other_functions or not is_told:
             continue
-        functions = list(dict.fromkeys(calls)) or ["other calls than before"]
-        yield Sign(_kind_of_code(read, row, places, functions), row, sorted(places), functions=functions, is_exact=True)
+        yield _sign_of_code(read, row, places, list(dict.fromkeys(calls)) or ["other calls than before"])
 
 
 def _rows_of_new_shapes(read: Readings) -> list[int]:
@@ -173,7 +176,27 @@ def written_buffers(read: Readings) -> Iterator[Sign]:
             found[rows[0]].setdefault(place, []).append(name)
     for row, of in found.items():
         moves = [Move("buffer_written", place, row, row + 1, 1.0, 0.0, math.nan) for place in of]
-        yield Sign("weights", row, sorted(of), moves, [name for names in of.values() for name in names], is_exact=True)
+        kind = "attention" if _is_other_mask(read, row, of) else "weights"
+        yield Sign(kind, row, sorted(of), moves, [name for names in of.values() for name in names], is_exact=True)
+
+
+def _sign_of_code(read: Readings, row: int, places: Collection[str], functions: Sequence[str]) -> Sign:
+    """Other code of some parts; a mask that is made before the first block is for all blocks."""
+    is_of_all = {*places} == {"embedding"} and all(map(MAKES_MASK.search, functions))
+    kind = "attention" if is_of_all else _kind_of_code(read, row, places, functions)
+    return Sign(kind, row, list(read.blocks) if is_of_all else sorted(places), functions=functions, is_exact=True)
+
+
+def _differ_in_format(read: Readings, row: int, places: Collection[str]) -> bool:
+    """Whether parts call the same functions as before, but for casts and for the formats of what functions return."""
+    told = [read.recording.names.get(("functions", place), {}) for place in places]
+    pairs = [(of_rows[max(at for at in of_rows if at < row)], of_rows[row]) for of_rows in told if row in of_rows]
+    same = [
+        {FORMAT.sub("", name) for name in names if not (CAST.search(name) or name.endswith(NOT_USED))}
+        for pair in pairs
+        for names in pair
+    ]
+    return bool(pairs) and same[::2] == same[1::2]
 
 
 def _kind_of_code(read: Readings, row: int, places: Collection[str], functions: Sequence[str]) -> str:
@@ -183,17 +206,16 @@ def _kind_of_code(read: Readings, row: int, places: Collection[str], functions: 
         return "gradients"
     if any(name.startswith("now detach") for name in told) and all(map(COMBINES.search, told)):
         return "gradients"
-    gone, new = (
-        {name.removeprefix(how) for name in told if name.startswith(how) and not CAST.search(name)}
-        for how in ("no longer ", "now ")
-    )
-    in_gone, in_new = ({FORMAT.sub("", name) for name in of} for of in (gone, new))
-    others = (gone - in_new - {*filter(FORMAT.search, gone)}) | (new - in_gone - {*filter(FORMAT.search, new)})
-    if not others and any(FORMAT.search(name) or CAST.search(name) for name in told):
+    of_formats = [name for name in told if FORMAT.search(name) or CAST.search(name)]
+    if of_formats and (all(map(CAST.search, told)) or _differ_in_format(read, row, places)):
         return "precision"
     if {*places} == {"head"}:
         return "output_logits"
     calls = [name for place in places for name in read.recording.names.get(("calls", place), {}).get(row, [])]
+    if all(map(MAKES_MASK.search, functions)) and not read.has("router_entropy"):  # experts have masks, too
+        return "attention"
+    if any(map(RESIDUAL.search, calls)):
+        return "activations"
     if calls and not all(re.search(OF_ATTENTION_MODULE, name.partition("(")[0]) for name in calls):
         return "activations"
     if all("topk" in name for name in functions):
@@ -202,8 +224,13 @@ def _kind_of_code(read: Readings, row: int, places: Collection[str], functions: 
     change, output = (
         [abs(read.change(name, block, row).change) for block in first] for name in ("attention_logit_max", "block_rms")
     )
-    masks = [read.change(name, block, row) for name in ("attention_ahead", "attention_seen") for block in first]
     leaps = any(math.log(ATTENTION_LEAPS) < size < math.inf for size in change)
     leaps &= not any(math.log(OUTPUT_LEAPS) < size < math.inf for size in output)  # as of a scale in all of the block
-    leaps |= any(abs(mask.value - mask.usual) > OTHER_MASK for mask in masks)
+    leaps |= _is_other_mask(read, row, first)
     return "attention" if leaps or all(re.search(OF_ATTENTION, name) for name in functions) else "activations"
+
+
+def _is_other_mask(read: Readings, row: int, blocks: Collection[str]) -> bool:
+    """Whether attention of some blocks sees another share of the tokens than in the row before."""
+    masks = [read.change(name, block, row) for name in ("attention_ahead", "attention_seen") for block in blocks]
+    return any(abs(mask.value - mask.usual) > OTHER_MASK for mask in masks)

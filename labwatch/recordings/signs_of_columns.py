@@ -265,6 +265,9 @@ def lost_scale(read: Readings) -> Iterator[Sign]:
     fallen += [row for row in bad if row >= found and all(row + later in bad for later in range(OVERFLOWS))]
     if fallen:
         row = min(fallen)
+        if read.kind_of_overflow(row) == "not_finite":
+            yield Sign("not_finite", row)
+            return
         move = Move("loss_scale", "", row, row + 1, float(scale_m[row]), float(highest_m[row]), math.nan)
         of_parts = bad.get(row, {}) if scale_m[row] * SCALE_FALL <= highest_m[row] else {}
         parts = [*of_parts] if len(of_parts) == 1 else []  # what one part has at any scale is no overflow

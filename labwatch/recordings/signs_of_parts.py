@@ -47,10 +47,12 @@ NEXT, AHEAD = 0.9, 0.05
 # so many steps do by such a one; and too small if in these, of a model that had just been made, they never do by such a
 # share. They change apart from gradients if the logarithm of what a rate of one would make of them changes by so much
 # more.
-LARGE_UPDATES, LONG_UPDATES, SMALL_UPDATES, SMALL_STEPS, UPDATES_APART = 0.3, 0.025, 1e-4, 100, 1.1
+LARGE_UPDATES, LONG_UPDATES, SMALL_UPDATES, SMALL_STEPS, UPDATES_APART = 0.2, 0.025, 1e-4, 100, 1.1
 # Weights have moved by more than their updates can if it is so many times what these explain. The first are small. They
 # stay behind their updates if the logarithm of that is so far below the rows before, for some rows.
 BEYOND_UPDATES, OF_FIRST, BEHIND_UPDATES = 3.4, 2.0, 0.65
+# Weights of most parts shrink if they are such a share of what they were at the row before.
+HALF = 0.5
 # Weights are rounded if so many of their entries need no more digits than a 16-bit format has; others do by chance.
 ROUNDED = 0.99
 # What a block makes of its input, or its attention logits, change apart from the others if their logarithm changes by
@@ -90,7 +92,10 @@ def not_finite(read: Readings) -> Iterator[Sign]:
             found = [
                 place for (name, place), row in infinite.items() if row == first and name.startswith(("block", "att"))
             ]
-            parts = {place: [] for place in found[:1]} if len(found) < len(read.blocks) or len(found) == 1 else {}
+            is_own = (len(found) < len(read.blocks) or len(found) == 1) and not np.isinf(
+                read.column("input_rms")[first]
+            )
+            parts = {place: [] for place in found[:1]} if is_own else {}
         if parts and not (what == "gradient" and scaled):
             yield Sign(
                 "not_finite", first, sorted(parts), weights=[name for of in parts.values() for name in of], at=at
@@ -113,7 +118,8 @@ def zero_gradients(read: Readings) -> Iterator[Sign]:
             if (kept := [name for name in names if all(name in zero.get(place, []) for zero in then)])
         }
         if lasting:
-            yield Sign("dead", row, sorted(lasting), weights=[name for of in lasting.values() for name in of])
+            names, is_of_all = [name for of in lasting.values() for name in of], len(lasting) >= MOST * len(read.places)
+            yield Sign("dead", row, sorted(lasting), weights=names, is_exact=is_of_all)  # as where no label counts
             return
 
 
@@ -135,7 +141,7 @@ def silent(read: Readings) -> Iterator[Sign]:
 def frozen(read: Readings) -> Iterator[Sign]:
     """Parts that lose their gradients, or whose updates become zero, while others are trained."""
     places = read.recording.places("grad_rms")
-    for place in () if read.takes_turns or read.rounds_updates else places:
+    for place in () if read.takes_turns or read.rounded_since < math.inf else places:
         is_trained_m = np.isfinite(read.column("grad_rms", place)) & ~(read.column("update_ratio", place) == 0)
         others_m = np.zeros(len(is_trained_m), dtype=bool)
         for other in places:
@@ -179,8 +185,14 @@ def rounded_weights(read: Readings) -> Iterator[Sign]:
 
 def rounded_updates(read: Readings) -> Iterator[Sign]:
     """Weights in 16 bits, of which rounding leaves many as they were at an update."""
-    if read.rounds_updates:
-        yield Sign("precision", 0, moves=_at_first(read, "updates_lost", read.recording.places("updates_lost")))
+    if read.rounded_since < math.inf:
+        row, places = int(read.rounded_since), read.recording.places("updates_lost")
+        moves = [
+            Move("updates_lost", place, row, row + 1, lost, math.nan, math.inf)
+            for place in places
+            if (lost := float(read.column("updates_lost", place)[row])) > 0
+        ]
+        yield Sign("precision", row, moves=moves, is_exact=True)
 
 
 def lost_updates(read: Readings) -> Iterator[Sign]:
@@ -191,7 +203,7 @@ def lost_updates(read: Readings) -> Iterator[Sign]:
     rate_m, places = read.column("lr"), read.recording.places("update_ratio")
     high_m = rate_m >= BACK * np.fmax.accumulate(rate_m)
     rows = {row: of for row, of in read.named("update_zero").items() if len(of) < MOST * len(places)}
-    signs = list(_never_again(read, {} if read.rounds_updates else rows))
+    signs = list(_never_again(read, {} if read.rounded_since < math.inf else rows))
     if {name for sign in signs for name in sign.weights} == {x for of in rows.values() for x in chain(*of.values())}:
         yield from (sign for sign in signs if high_m[sign.row])
 
@@ -365,13 +377,23 @@ def updates_apart(read: Readings) -> Iterator[Sign]:
 def weights_beyond_updates(read: Readings) -> Iterator[Sign]:
     """Weights that are farther from where they were at the row before than all updates between can have moved them."""
     least_m = BEYOND_UPDATES * np.where(np.arange(len(read.step_m)) < 2, OF_FIRST, 1.0)
-    for place in () if read.rounds_updates else read.recording.places("change_over_updates"):
+    for place in () if read.rounded_since < math.inf else read.recording.places("change_over_updates"):
         beyond_m = read.column("change_over_updates", place)
         if (beyond_m > least_m).any():
             row = int(np.argmax(beyond_m > least_m))
             names = read.recording.names.get(("weight_moved", place), {}).get(row, [])
             move = Move("change_over_updates", place, row, row + 1, float(beyond_m[row]), 1.0, math.nan)
             yield Sign("weights", row, [place], [move], names, is_exact=True)
+
+
+def shrinking_weights(read: Readings) -> Iterator[Sign]:
+    """Weights of most parts that halve from one row to the next, as a decay makes them that has no rate."""
+    places = [place for place in read.recording.places("param_rms") if place != "other"]
+    rms_pm = np.array([read.column("param_rms", place) for place in places]).reshape(len(places), -1)
+    halved_m = (rms_pm[:, 1:] < HALF * rms_pm[:, :-1]).mean(0) >= MOST if len(places) else np.zeros(0, dtype=bool)
+    if halved_m.any():
+        row = int(halved_m.argmax()) + 1
+        yield Sign("optimizer", row, moves=[read.change("param_rms", place, row) for place in places], is_exact=True)
 
 
 def weights_behind_updates(read: Readings) -> Iterator[Sign]:

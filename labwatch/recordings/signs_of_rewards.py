@@ -46,6 +46,8 @@ def leaves_reference(read: Readings) -> Iterator[Sign]:
         row = int(row_n[1 + np.argmax(gone_n[1:])])
         yield Sign("policy", row, moves=[read.change("kl", "", row)], is_exact=True)
         return
+    if ((kl_n <= KL_GONE * np.fmax.accumulate(kl_n)) & (np.fmax.accumulate(kl_n) > 0)).any():
+        return  # it is of what sampled, which is renewed again and again
     least_later_n, highest_n = np.fmin.reduce(rows_from(kl_n)), np.maximum.accumulate(kl_n)
     growth_kn = [kl_n[rows:] - kl_n[:-rows] for rows in range(1, KL_ROWS + 1)]
     largest_kn = [np.maximum.accumulate(growth_n) for growth_n in growth_kn]

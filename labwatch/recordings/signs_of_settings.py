@@ -60,7 +60,10 @@ def changed_settings(read: Readings) -> Iterator[Sign]:
                 change = change._replace(since=int(read.step_m[read.row_of(change.step) - 1]))
             if places <= {*change.parts}:
                 change = change._replace(parts=())
-            kinds = {"lr": "rate", UPDATES: "optimizer" if change.value else "frozen"}
+            row = read.row_of(change.step)
+            overflows = read.has("loss_scale") and row in read.named("gradient_not_finite")
+            skipped = read.kind_of_overflow(row) if overflows else "frozen"
+            kinds = {"lr": "rate", UPDATES: "optimizer" if change.value else skipped}
             kind = kinds.get(setting.name, "optimizer")
             if change not in (changes := found.setdefault((kind, change.step), [])):
                 changes.append(change)
