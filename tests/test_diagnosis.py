@@ -633,7 +633,9 @@ def test_a_batch_that_comes_again_and_again_is_said(begin: int, end: int, is_sai
     assert said == [("data", AT - 5, AT)] * is_said
 
 
-@pytest.mark.parametrize(("logits", "updates", "is_said"), [(100, 20, True), (100, 5, False), (20, 20, False)])
+@pytest.mark.parametrize(
+    ("logits", "updates", "is_said"), [(100, 20, True), (100, 5, False), (500, 1, True), (20, 20, False)]
+)
 def test_updates_that_are_large_for_long_are_too_large_if_logits_of_all_blocks_run_away(
     logits: float, updates: float, is_said: bool, tmp_path: Path
 ) -> None:
@@ -974,6 +976,7 @@ PLACES = {"0.0": ["block0", "block1"], "0.1": ["head"]}
         (["block1"], 5, [], None, True),
         (["block1"], 100, ["now add(add, input)"], None, True),
         (["block1"], 100, ["no longer mlp.add(mlp.down.linear, input)"], None, True),
+        (["block1"], 100, ["no longer layer.1.add(layer.0.add, layer.1.mlp.linear)"], None, True),
         (["block1"], 100, ["no longer mlp.add(mlp.linear, input)", "no longer mlp.linear(input)"], None, False),
         (["block1"], 100, [], None, False),  # which may come after another one by chance
         (BLOCKS, 5, ["now add(add, input)"], [8, 16], False),
@@ -1890,6 +1893,45 @@ def test_what_leaves_all_before_for_some_rows_is_said(
 
     said = [(found.kind, found.parts, found.step) for found in findings(planted(tmp_path / "probes.jsonl", leave))]
     assert said == [(kind, [], AT)] * (rows > 1)
+
+
+@pytest.mark.parametrize("every", [5, 100])
+def test_signs_of_updates_that_agree_by_chance_alone_are_no_fault(every: int, tmp_path: Path) -> None:
+    """As near the end of training, where gradients are noise; those of the first update are all the gradients'."""
+
+    def tell(row: Row, step: int) -> None:
+        if "lr" in row:
+            agreement = -0.2 if AT <= step < AT + 20 else [0.6, 0.15][step // 5 % 2]
+            row["update_signs"] = agreement if step else 1.0
+
+    assert not findings(planted(tmp_path / "probes.jsonl", tell, every))
+
+
+@pytest.mark.parametrize(("lengths", "is_said"), [([32, 32, 32], True), ([32, 20, 7], False)])
+def test_labels_of_all_tokens_in_the_last_batch_may_be_of_rows_of_one_length(
+    lengths: list[int], is_said: bool, tmp_path: Path
+) -> None:
+    def tell(row: Row, step: int) -> None:
+        if step % 100 == 0:
+            row["label_share"] = [0.8, 0.7, 1.0][step // 100]
+            if step == 0 or not is_said:
+                row["given"] = [f"0 int64 [8, {lengths[step // 100]}]"]
+
+    said = [(each.kind, each.step) for each in findings(planted(tmp_path / "probes.jsonl", tell, 100))]
+    assert said == [("data", AT)] * is_said
+
+
+@pytest.mark.parametrize(("number", "is_said"), [(128, False), (2, True)])
+def test_a_number_that_follows_the_size_of_a_batch_is_no_other_code(number: int, is_said: bool, tmp_path: Path) -> None:
+    """As that of tokens, by which the sum of their losses is divided."""
+
+    def tell(row: Row, step: int) -> None:
+        if step in (0, AT):
+            row["given"] = [f"0 int64 [{4 if step else 16}, 32]"]
+
+    divides = calls("head", usual="div(512)", then=f"div({number})")
+    said = [(each.kind, each.parts) for each in findings(planted(tmp_path / "probes.jsonl", both(tell, divides)))]
+    assert said == [("output_logits", ["head"])] * is_said
 
 
 def test_a_loss_that_vanishes_has_less_noise_and_repeats_no_batch(tmp_path: Path) -> None:

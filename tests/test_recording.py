@@ -1601,6 +1601,19 @@ def test_weights_that_no_optimizer_has_are_told_unless_they_are_most(left_out: s
     assert found == ([("frozen", [part], [f"{left_out}.weight"], None)] if part else [])
 
 
+def test_experts_that_no_optimizer_has_are_told_though_they_are_most_weights(tmp_path: Path) -> None:
+    """As where one optimizer has matrices and another vectors, and those of experts are stacked."""
+    model, out = built(mlp=Experts), tmp_path / "probes.jsonl"
+    for layer in model.layers:
+        layer.mlp.experts = nn.ModuleList(nn.Sequential(dense()) for _ in range(4))
+    held = [weight for name, weight in model.named_parameters() if ".experts." not in name]
+    assert 2 * sum(weight.numel() for weight in held) < sum(weight.numel() for weight in model.parameters())
+    run(model, out, 11, every=5, optimizer=lambda _, lr: torch.optim.AdamW(held, lr))
+    (found,) = diagnose(read_recording(out)).findings
+    assert (found.kind, found.parts, found.since) == ("frozen", ["block0", "block1", "block2"], None)
+    assert all(".experts." in name for name in found.weights)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("begin", [0, 12])
 def test_weights_that_keep_the_digits_of_another_format_are_told(

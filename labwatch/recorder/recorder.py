@@ -270,13 +270,20 @@ class Recorder:
         return {f"weight_gain/{place}": gain for place, gain in found.items() if place not in ("embedding", "other")}
 
     def _left_out(self, known: Mapping[Key, Known]) -> dict[str, list[str]]:
-        """By ``left_out/PART`` the weights that get gradients and that no optimizer has, unless these are most."""
+        """By ``left_out/PART`` the weights that get gradients and that no optimizer has.
+
+        Unless these are most of those that are no experts, as where one of several optimizers is recorded.
+        """
         held = {id(weight) for each in self.optimizers for group in each.param_groups for weight in group["params"]}
         weights = dict(self.model.named_parameters())
         trained = [key for key in known if key.name == "backward" and key.piece in weights and known[key].value > 0]
         lacking = [key for key in trained if id(weights[key.piece]) not in held]
         found = defaultdict[str, list[str]](list)
-        if 2 * sum(self.sizes[key.piece] for key in lacking) < sum(self.sizes[key.piece] for key in trained):
+        of_experts = {*self.parts.expert, *self.parts.stacked}
+        all_rest, rest = (
+            sum(self.sizes[key.piece] for key in keys if key.piece not in of_experts) for keys in (trained, lacking)
+        )
+        if 2 * rest < all_rest:
             for key in lacking:
                 found[f"left_out/{key.where}"].append(plain(key.piece))
         return found

@@ -27,7 +27,7 @@ COMBINES = re.compile(r"^now (detach|add|sub|rsub|mul|neg)\b")  # as in ``2 * x.
 FORMAT = re.compile(r" in b?float\d+$")
 OF_MASK = r"(([\w.]*\.)?(and|or|invert|logical_\w+|ne|eq|[gl][te]|tri[lu]|eye|masked_fill)\b|\w+\(torch\.bool\))"
 MAKES_MASK = re.compile(rf"^(no longer|now) {OF_MASK}")
-RESIDUAL = re.compile(r"\badd\((\S*linear, input|input, \S*linear)\)$")
+RESIDUAL = re.compile(r"\badd\((\S*(linear|transpose), \S+|\S+, \S*(linear|transpose))\)$")
 CAST = re.compile(r"^((no longer|now) )?(to|float|half|bfloat16|double|type|type_as)\b")
 NUMBER = re.compile(r"-?\d[\d.e+-]*")
 NOT_USED = "which is not used"
@@ -42,7 +42,12 @@ def other_functions(read: Readings) -> Iterator[Sign]:
             row, words = change
             found[row][place] = words
     yield from _other_loss(read, found)
+    for row, size in _sizes_of_new_shapes(read).items():  # as of a sum over tokens that is divided by their number
+        for place in [place for place, words in found.get(row, {}).items() if _differ_little(words, size)]:
+            del found[row][place]
     for row, of in list(found.items()):
+        if not of:
+            del found[row]
         elsewhere = [place for place in read.blocks if row in read.recording.names.get(("calls", place), {})]
         if of and {*elsewhere}.isdisjoint(of) and elsewhere and _differ_in_format(read, row, of):
             del found[row]  # parts that come later get another format from the one whose calls are others
@@ -83,14 +88,15 @@ def _other_loss(read: Readings, found: Mapping[int, dict[str, list[str]]]) -> It
         yield Sign(kind, row, (), [move], functions=functions, is_exact=True, is_harmless=is_harmless(read, row))
 
 
-def _differ_little(functions: Sequence[str]) -> bool:
-    """Whether functions that are gone and new are the same, with numbers that differ by little."""
+def _differ_little(functions: Sequence[str], size: float = 1.0) -> bool:
+    """Whether functions that are gone are the new ones, with numbers that differ by little, or by about a factor."""
     gone, new = (
         [name.removeprefix(how) for name in functions if name.startswith(how)] for how in ("no longer ", "now ")
     )
     without = [sorted(NUMBER.sub("", name) for name in of) for of in (gone, new)]
     pairs = zip(*([float(x) for name in sorted(of) for x in NUMBER.findall(name)] for of in (gone, new)), strict=False)
-    return without[0] == without[1] and all(factor(a / b if b else math.inf) < CONSTANT_CHANGE for a, b in pairs)
+    apart = [factor(a / b if b else math.inf) for a, b in pairs]
+    return without[0] == without[1] and all(min(each, factor(each / size)) < CONSTANT_CHANGE for each in apart)
 
 
 def _changes_once(rows: Sequence[int]) -> bool:
@@ -130,7 +136,7 @@ def _other_calls(read: Readings, other_functions: Mapping[int, Collection[str]])
         is_added = row in told and row == min(told)  # a part that was not used until then
         if row is not None and place != OF_LOSS and not is_added:
             found[row].append(place)
-    reshaped = _rows_of_new_shapes(read)
+    reshaped = _sizes_of_new_shapes(read)
     for row, places in found.items():
         is_of_most = len({*places} & {*read.blocks}) >= max(2, MOST * len(read.blocks))
         calls = [name for place in places for name in read.recording.names.get(("calls", place), {}).get(row, [])]
@@ -144,14 +150,15 @@ def _other_calls(read: Readings, other_functions: Mapping[int, Collection[str]])
         yield _sign_of_code(read, row, places, list(dict.fromkeys(calls)) or ["other calls than before"])
 
 
-def _rows_of_new_shapes(read: Readings) -> list[int]:
-    """Rows whose batch has shapes that none before had."""
-    rows, shapes = list[int](), list[list[str]]()
+def _sizes_of_new_shapes(read: Readings) -> dict[int, float]:
+    """Rows whose batch has shapes that none before had, and the factor between its size and that of the first one."""
+    sizes, shapes = dict[int, float](), list[list[str]]()
     for row, given in sorted(read.recording.names.get(("given", ""), {}).items()):
         if given not in shapes:
-            rows.append(row)
             shapes.append(given)
-    return rows
+            now, first = (math.prod(map(int, re.findall(r"\d+(?=[,\]])", of[0]))) for of in (given, shapes[0]))
+            sizes[row] = factor(now / first)
+    return sizes
 
 
 def other_arguments(read: Readings) -> Iterator[Sign]:

@@ -150,9 +150,9 @@ def leaves_range(read: Readings, name: str, least: float) -> Iterator[Sign]:
     else:
         lowest_n, highest_n = range_before(value_n)
         above_n, below_n = np.fmin.reduce(later_kn) - highest_n, lowest_n - np.fmax.reduce(later_kn)
-        away_n, least_n = np.fmax(above_n, below_n), least * more_of_fewer(later_kn)
+        away_n, least_n = np.fmax(above_n, below_n), np.fmax(least * more_of_fewer(later_kn), highest_n - lowest_n)
     for n in np.flatnonzero(away_n > least_n).tolist():
-        if row_n[n] > read.settled and n >= FEWEST_ROWS - 1:
+        if row_n[n] > read.settled and n >= FEWEST_ROWS - (name != "update_signs"):  # the first update has all signs
             row, own_n = int(row_n[n]), read.column(name)[row_n]
             before = float(np.median(own_n[max(0, n - USUAL) : n]))
             move = Move(name, "", row, len(read.step_m), float(own_n[n]), before, math.nan)
