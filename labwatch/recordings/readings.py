@@ -145,10 +145,10 @@ class Readings:
         return self.knows_nothing and len(sizes) > 1 and max(sizes) < ALIKE * min(sizes)
 
     @cached_property
-    def rounded_since(self) -> float:
-        """The row from which on weights are in 16 bits, if rounding leaves many as they were; infinite if none is."""
+    def rounded_since(self) -> int | None:
+        """The row from which on weights are in 16 bits, if rounding leaves many as they were at an update."""
         lost_pm = np.array([self.column("updates_lost", place) for place in self.recording.places("updates_lost")])
-        return int(np.isfinite(lost_pm).any(0).argmax()) if len(lost_pm) and np.nanmedian(lost_pm) > LOST else math.inf
+        return int(np.isfinite(lost_pm).any(0).argmax()) if len(lost_pm) and np.nanmedian(lost_pm) > LOST else None
 
     def rate_of(self, place: str) -> Numbers:
         """``[m]`` the learning rate of the weights of a part, or of all."""

@@ -18,7 +18,8 @@ from labwatch.recordings.signs_of_columns import no_longer_constant
 
 # What functions and weights of attention are called. Code that changes is of attention, too, if in the first of its
 # blocks logits change by this factor, and what it returns by less than the next, or what its mask leaves does by this
-# share. What only gradients notice: functions that keep all values, and a weight that is taken out of the graph.
+# share. A residual adds what a matrix makes to something else. What only gradients notice: functions that keep all
+# values, and a weight that is taken out of the graph.
 OF_ATTENTION = r"att(n|ention)(\.|_func|_forward)|dot_product_attention|flex_attention"
 ATTENTION_LEAPS, OUTPUT_LEAPS, OTHER_MASK = 2.0, 1.5, 0.01
 OF_ATTENTION_MODULE = r"[ .](self_)?att(n|ention)\."
@@ -29,7 +30,7 @@ OF_MASK = r"(([\w.]*\.)?(and|or|invert|logical_\w+|ne|eq|[gl][te]|tri[lu]|eye|ma
 MAKES_MASK = re.compile(rf"^(no longer|now) {OF_MASK}")
 RESIDUAL = re.compile(r"\badd\((\S*(linear|transpose), \S+|\S+, \S*(linear|transpose))\)$")
 CAST = re.compile(r"^((no longer|now) )?(to|float|half|bfloat16|double|type|type_as)\b")
-NUMBER = re.compile(r"-?\d[\d.e+-]*")
+NUMBER, SIZE = re.compile(r"-?\d[\d.e+-]*"), re.compile(r"\d+(?=[,\]])")
 NOT_USED = "which is not used"
 FEWEST_TO_SKIP = 6  # rows after which it is no chance if a part skips something in the last ones alone
 
@@ -156,7 +157,7 @@ def _sizes_of_new_shapes(read: Readings) -> dict[int, float]:
     for row, given in sorted(read.recording.names.get(("given", ""), {}).items()):
         if given not in shapes:
             shapes.append(given)
-            now, first = (math.prod(map(int, re.findall(r"\d+(?=[,\]])", of[0]))) for of in (given, shapes[0]))
+            now, first = (math.prod(map(int, SIZE.findall("".join(of[:1])))) or 1 for of in (given, shapes[0]))
             sizes[row] = factor(now / first)
     return sizes
 
@@ -164,7 +165,7 @@ def _sizes_of_new_shapes(read: Readings) -> dict[int, float]:
 def other_arguments(read: Readings) -> Iterator[Sign]:
     """Arguments of the model that are missing or new from one row on, or of another number format or number of axes."""
     rows = read.recording.names.get(("given", ""), {})
-    without_sizes = {row: [re.sub(r"\d+(?=[,\]])", "n", name) for name in of] for row, of in rows.items()}
+    without_sizes = {row: [SIZE.sub("n", name) for name in of] for row, of in rows.items()}
     if change := _one_change(without_sizes):
         row, functions = change
         move = Move("given", "", row, row + 1, 1.0, 1.0, math.nan)

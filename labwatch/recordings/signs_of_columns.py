@@ -72,7 +72,9 @@ def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
         if "full" in known and (value_n[:known_rows] < known["full"]).all():
             changed_n = value_n > 1 - SAME
             changed_n[:-1] &= changed_n[1:]
-            changed_n[-1] &= int(row_n[-1]) not in read.recording.names.get(("given", ""), {})  # rows of one length
+            changed_n[-1] &= int(row_n[-1]) not in read.recording.names.get(
+                ("given", ""), {}
+            )  # where rows have one length by chance
         first = int(np.argmax(changed_n))
         if first < known_rows or not changed_n[first]:
             continue

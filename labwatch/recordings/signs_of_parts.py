@@ -94,10 +94,8 @@ def not_finite(read: Readings) -> Iterator[Sign]:
             found = [
                 place for (name, place), row in infinite.items() if row == first and name.startswith(("block", "att"))
             ]
-            is_own = (len(found) < len(read.blocks) or len(found) == 1) and not np.isinf(
-                read.column("input_rms")[first]
-            )
-            parts = {place: [] for place in found[:1]} if is_own else {}
+            is_of_all = 1 < len(found) == len(read.blocks) or np.isinf(read.column("input_rms")[first])
+            parts = {} if is_of_all else {place: [] for place in found[:1]}
         if parts and not (what == "gradient" and scaled):
             yield Sign(
                 "not_finite", first, sorted(parts), weights=[name for of in parts.values() for name in of], at=at
@@ -143,7 +141,7 @@ def silent(read: Readings) -> Iterator[Sign]:
 def frozen(read: Readings) -> Iterator[Sign]:
     """Parts that lose their gradients, or whose updates become zero, while others are trained."""
     places = read.recording.places("grad_rms")
-    for place in () if read.takes_turns or read.rounded_since < math.inf else places:
+    for place in () if read.takes_turns or read.rounded_since is not None else places:
         is_trained_m = np.isfinite(read.column("grad_rms", place)) & ~(read.column("update_ratio", place) == 0)
         others_m = np.zeros(len(is_trained_m), dtype=bool)
         for other in places:
@@ -187,8 +185,8 @@ def rounded_weights(read: Readings) -> Iterator[Sign]:
 
 def rounded_updates(read: Readings) -> Iterator[Sign]:
     """Weights in 16 bits, of which rounding leaves many as they were at an update."""
-    if read.rounded_since < math.inf:
-        row, places = int(read.rounded_since), read.recording.places("updates_lost")
+    row, places = read.rounded_since, read.recording.places("updates_lost")
+    if row is not None:
         moves = [
             Move("updates_lost", place, row, row + 1, lost, math.nan, math.inf)
             for place in places
@@ -205,7 +203,7 @@ def lost_updates(read: Readings) -> Iterator[Sign]:
     rate_m, places = read.column("lr"), read.recording.places("update_ratio")
     high_m = rate_m >= BACK * np.fmax.accumulate(rate_m)
     rows = {row: of for row, of in read.named("update_zero").items() if len(of) < MOST * len(places)}
-    signs = list(_never_again(read, {} if read.rounded_since < math.inf else rows))
+    signs = list(_never_again(read, rows if read.rounded_since is None else {}))
     if {name for sign in signs for name in sign.weights} == {x for of in rows.values() for x in chain(*of.values())}:
         yield from (sign for sign in signs if high_m[sign.row])
 
@@ -380,7 +378,7 @@ def updates_apart(read: Readings) -> Iterator[Sign]:
 def weights_beyond_updates(read: Readings) -> Iterator[Sign]:
     """Weights that are farther from where they were at the row before than all updates between can have moved them."""
     least_m = BEYOND_UPDATES * np.where(np.arange(len(read.step_m)) < 2, OF_FIRST, 1.0)
-    for place in () if read.rounded_since < math.inf else read.recording.places("change_over_updates"):
+    for place in read.recording.places("change_over_updates") if read.rounded_since is None else ():
         beyond_m = read.column("change_over_updates", place)
         if (beyond_m > least_m).any():
             row = int(np.argmax(beyond_m > least_m))
