@@ -504,6 +504,14 @@ def test_nothing_is_said_of_healthy_recordings(every: int, tmp_path: Path) -> No
     assert not told
 
 
+@pytest.mark.filterwarnings("error")
+def test_nothing_is_said_of_a_recording_that_begins_late(tmp_path: Path) -> None:
+    def later(row: Row, step: int) -> None:
+        row["step"] = step + 1000
+
+    assert not findings(planted(tmp_path / "probes.jsonl", later))
+
+
 def test_what_moved_while_the_rate_warmed_up_is_no_cause_of_a_later_rise(tmp_path: Path) -> None:
     def warms_up(row: Row, step: int) -> None:
         if "lr" in row:

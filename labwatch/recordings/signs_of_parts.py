@@ -346,8 +346,8 @@ def unusual_updates(read: Readings) -> Iterator[Sign]:
     early_n, logits = ratio_n[read.step_m[known_m] <= SMALL_STEPS], quantities()["attention_logit_max"]["level"]
     early = [read.column("attention_logit_max", block)[read.step_m <= SMALL_STEPS] for block in read.blocks]
     least = min((float(np.nan_to_num(logit_m).max(initial=0)) for logit_m in early), default=0.0)
-    is_large = np.median(np.sort(early_n)[-3:]) > LONG_UPDATES or least > FAR_LOGITS * logits
-    is_long = len(early_n) > 1 and least > logits and is_large
+    is_long = len(early_n) > 1 and least > logits
+    is_long = is_long and (least > FAR_LOGITS * logits or np.median(np.sort(early_n)[-3:]) > LONG_UPDATES)
     if (known_m[0] and ratio_n[0] > LARGE_UPDATES) or is_small or is_long:
         yield Sign("rate", 0, moves=[Move("update_ratio", "", 0, 1, float(ratio_n[0]), math.nan, math.inf)])
 
