@@ -132,7 +132,7 @@ def _ended_early(setting: Setting, last: int) -> Iterator[Change]:
 
 def _beyond_peak(setting: Setting) -> Iterator[Change]:
     """Where a rate that had risen no more begins to rise far above its peak."""
-    highest, calm_since, later_n = 0.0, 0, _highest_later(setting)
+    highest, calm_since, later_n = 0.0, min(setting.step_n, default=0), _highest_later(setting)
     pairs = list(zip(setting.step_n, setting.value_n, strict=True)) if setting.name == "lr" else []
     for number, ((since, before), (step, value)) in enumerate(pairwise(pairs), 1):
         highest = max(highest, before)
