@@ -1734,6 +1734,7 @@ def test_tokens_that_came_in_all_batches_and_tokens_that_never_came_are_told(
     found = diagnose(read_recording(tmp_path / "probes.jsonl")).findings
     if quantity:
         assert of_rows[10][quantity] > 0.1
+        assert (of_rows[15][quantity] > 0.1) == (quantity == "token_gone")  # new ones are known from then on
         assert (found[0].kind, found[0].since, found[0].step) == ("data", 5, 10)
     else:
         assert not found

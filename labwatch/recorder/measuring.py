@@ -288,7 +288,8 @@ class Measurement:
             is_gone_v = (count_v == 0) & (self.kept[least] * count_v.sum() > EXPECTED)
             found[f"{what}_gone"] = torch.where(is_gone_v, self.kept[least], 0.0).sum()
             found[f"{what}_new"] = torch.where(self.kept[largest] == 0, share_v, 0.0).sum()
-        self.kept[least] = torch.fmin(self.kept.get(least, share_v), share_v)
+        least_v = self.kept.get(least, share_v)  # what is missing stays so until it comes again
+        self.kept[least] = torch.where(share_v > 0, torch.fmin(least_v, share_v), least_v)
         self.kept[largest] = torch.fmax(self.kept.get(largest, share_v), share_v)
         return found
 

@@ -390,10 +390,9 @@ def weights_beyond_updates(read: Readings) -> Iterator[Sign]:
 def shrinking_weights(read: Readings) -> Iterator[Sign]:
     """Weights of most parts that halve from one row to the next, as a decay makes them that has no rate."""
     places = [place for place in read.recording.places("param_rms") if place != "other"]
-    rms_pm = np.array([read.column("param_rms", place) for place in places]).reshape(len(places), -1)
-    halved_m = (rms_pm[:, 1:] < HALF * rms_pm[:, :-1]).mean(0) >= MOST if len(places) else np.zeros(0, dtype=bool)
-    if halved_m.any():
-        row = int(halved_m.argmax()) + 1
+    has_halved = [read.column("param_rms", place)[1:] < HALF * read.column("param_rms", place)[:-1] for place in places]
+    rows = np.flatnonzero(np.mean(has_halved, axis=0) >= MOST).tolist() if places else []
+    for row in [row + 1 for row in rows[:1]]:
         yield Sign("optimizer", row, moves=[read.change("param_rms", place, row) for place in places], is_exact=True)
 
 
