@@ -284,7 +284,7 @@ def train(name: str, seed: int, at: int, every: int, out: str) -> list[float]:
     return losses
 
 
-def check(out: str = "/tmp/w/o3/speech.jsonl") -> None:
+def check(out: str = "speech.jsonl") -> None:
     """Print the losses of each run in tens, and from where on they differ from the plain run."""
     plain = train("plain", 0, 150, 10, out)
     for name in ["plain", *HEALTHY, *FAULTS]:
