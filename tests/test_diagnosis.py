@@ -1451,11 +1451,11 @@ def test_a_divergence_from_what_sampled_is_none_from_a_reference(tmp_path: Path)
     assert not findings(planted(tmp_path / "probes.jsonl", epochs))
 
 
-@pytest.mark.parametrize(("rows", "is_said"), [(1, False), (2, True)])
-def test_tokens_that_miss_in_one_batch_alone_are_chance(rows: int, is_said: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("rows", "is_said"), [([0], False), ([0, 2], False), ([0, 1], True)])
+def test_tokens_that_miss_in_one_batch_alone_are_chance(rows: list[int], is_said: bool, tmp_path: Path) -> None:
     def tell(row: Row, step: int) -> None:
         if "lr" in row:
-            row["token_gone"] = 0.14 if AT <= step < AT + 5 * rows else 0.0
+            row["token_gone"] = 0.14 if (step - AT) / 5 in rows else 0.0
 
     said = [(found.kind, found.step) for found in findings(planted(tmp_path / "probes.jsonl", tell))]
     assert said == [("data", AT)] * is_said

@@ -241,7 +241,8 @@ def _beyond_level(read: Readings, name: str, known: Mapping[str, Any]) -> Iterat
     enough_m = beyond_pm.mean(0) >= least
     if known.get("share"):  # what one row alone may show by chance, or because it is the first
         later_pm = known_pm.copy()
-        for m in reversed(range(len(enough_m) - 1)) if "leap" in known else ():  # zero: the policy has just sampled
+        # of ratios zero says that the policy has just sampled
+        for m in reversed(range(len(enough_m) - 1)) if "leap" in known and "of_batch" not in known else ():
             later_pm[:, m] = np.where(later_pm[:, m] == 0, later_pm[:, m + 1], later_pm[:, m])
         enough_m[:-1] &= (later_pm[:, 1:] > limit_pm[:, :-1]).mean(0) >= least
     if not enough_m.any():
