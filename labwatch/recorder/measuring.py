@@ -682,11 +682,11 @@ class Measurement:
                 values, now = self.samples[name].values, w.flatten()[self.entries[name]]
                 self._add(name, "followed_step", {name: per_run_rms((now - values)[None])}, values)
                 sign = g.flatten()[self.entries[name]].sign()
-                is_lost = (now == values).all() & sign.any()  # written to a copy, or nowhere
+                is_same = now == values
+                is_lost = is_same.all() & sign.any()  # written to a copy, or nowhere
                 against = (values - now).sign() * sign
                 if weight.dtype.itemsize < 4:
-                    is_lost_e = (now == values) & (sign != 0)
-                    share = torch.where(sign.any(), is_lost_e.sum() / sign.abs().sum(), 0.0)
+                    share = torch.where(sign.any(), (is_same * sign.abs()).sum() / sign.abs().sum(), 0.0)
                     self._add(name, "updates_lost", {name: share}, values)
                 for of, number in (("against_gradient", against.sum()), ("with_signs", against.abs().sum())):
                     self.tally.add(Key(of, self.parts.where[name], name), number)

@@ -97,6 +97,8 @@ def diagnose(recording: Recording) -> Diagnosis:
     others = (LOSS, *OF_BATCH) if read.is_of_rewards else OF_SAMPLES  # which mean little here
     checks = {name: of for name, of in CHECKS.items() if of[1] not in others}
     signs = {name: list(check(read)) if len(read.step_m) else [] for name, (check, _) in checks.items()}
+    if read.rounded_since is not None:
+        signs |= {name: [] for name in ROUNDING_EXPLAINS}
     clear = [sign.row for of_check in signs.values() for sign in of_check if not (sign.is_vague or sign.is_harmless)]
     for name, of_check in signs.items():
         signs[name] = [
@@ -121,6 +123,7 @@ def diagnose(recording: Recording) -> Diagnosis:
     return Diagnosis(sorted(findings, key=lambda finding: finding.step), outcomes)
 
 
+ROUNDING_EXPLAINS = ("frozen parts", "updates that are zero", "weights against updates")
 AT_START = (
     *("weights that no optimizer has", "zero gradients", "initial weights", "initial values", "sizes of updates"),
     *("labels that attention sees", "probabilities for logits", "updates that rounding loses"),

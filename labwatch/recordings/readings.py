@@ -112,6 +112,7 @@ class Readings:
         blocks = [place for place in self.places if place.startswith("block")]
         self.blocks = sorted(blocks, key=lambda block: int(block[5:]))
         warm = int(np.argmin(np.append(np.diff(self.column("lr")) > 0, False)))
+        self.given = recording.names.get(("given", ""), {})  # what the model gets, by the rows in which it changed
         self.is_of_rewards = self.has("reward")  # where the loss says little, and is in no unit
         settled = _settled_step(recording.loss_step_n, recording.loss_n, is_of_rewards=self.is_of_rewards)
         self.settled = max(warm, self.row_of(settled))  # the row after which changes are judged

@@ -43,24 +43,21 @@ def other_functions(read: Readings) -> Iterator[Sign]:
             row, words = change
             found[row][place] = words
     yield from _other_loss(read, found)
-    for row, size in _sizes_of_new_shapes(read).items():  # as of a sum over tokens that is divided by their number
-        for place in [place for place, words in found.get(row, {}).items() if _differ_little(words, size)]:
-            del found[row][place]
+    sizes = _sizes_of_new_shapes(read)
     for row, of in list(found.items()):
-        if not of:
-            del found[row]
-        elsewhere = [place for place in read.blocks if row in read.recording.names.get(("calls", place), {})]
-        if of and {*elsewhere}.isdisjoint(of) and elsewhere and _differ_in_format(read, row, of):
-            del found[row]  # parts that come later get another format from the one whose calls are others
+        if row in sizes:  # a sum over tokens is divided by their number
+            of = found[row] = {place: words for place, words in of.items() if not _differ_little(words, sizes[row])}
+        elsewhere = {block for block in read.blocks if _calls(read, row, [block])}
+        if not of or (elsewhere and elsewhere.isdisjoint(of) and _differ_in_format(read, row, of)):
+            del found[row]  # parts get another format from the one whose calls are others
     for row, of in found.items():
         if taken := {place: names for place in of if (names := [x for x in of[place] if x.startswith(TAKEN_OUT)])}:
             of = taken
-        if of.keys() == {"embedding"} and row in read.recording.names.get(("given", ""), {}):
+        if of.keys() == {"embedding"} and row in read.given:
             continue  # positions and masks of a batch of another shape are made by other calls
         functions = list(dict.fromkeys(name for names in of.values() for name in names))
-        if of:
-            yield _sign_of_code(read, row, of, functions)
-    yield from _other_calls(read, found)
+        yield _sign_of_code(read, row, of, functions)
+    yield from _other_calls(read, found, sizes)
 
 
 def _other_loss(read: Readings, found: Mapping[int, dict[str, list[str]]]) -> Iterator[Sign]:
@@ -78,14 +75,13 @@ def _other_loss(read: Readings, found: Mapping[int, dict[str, list[str]]]) -> It
         ):  # it follows code of parts, or hardly changed
             continue
         move = Move("loss_code", "", row, row + 1, 1.0, 1.0, math.nan)
-        calls = read.recording.names.get(("calls", OF_LOSS), {}).get(row, [])
         changed = {
             name
             for name in ("loss_weight", "cross_entropy")
             if any(sign.row == row for sign in no_longer_constant(read, name))
         }
         kind = "gradients" if changed == {"loss_weight"} else "policy" if read.is_of_rewards else "data"
-        functions = [*functions, *calls]
+        functions = [*functions, *_calls(read, row, [OF_LOSS])]
         yield Sign(kind, row, (), [move], functions=functions, is_exact=True, is_harmless=is_harmless(read, row))
 
 
@@ -125,7 +121,12 @@ def _one_change(of_rows: Mapping[int, Sequence[str]]) -> tuple[int, list[str]] |
     return row, [*(f"no longer {name}" for name in gone), *(f"now {name}" for name in new)]
 
 
-def _other_calls(read: Readings, other_functions: Mapping[int, Collection[str]]) -> Iterator[Sign]:
+def _calls(read: Readings, row: int, places: Collection[str]) -> list[str]:
+    """What parts call no longer, or now, and with the outputs of which others, in a row in which that changed."""
+    return [name for place in places for name in read.recording.names.get(("calls", place), {}).get(row, [])]
+
+
+def _other_calls(read: Readings, other_functions: Collection[int], reshaped: Collection[int]) -> Iterator[Sign]:
     """Parts that call the same functions more or less often, or with the outputs of others.
 
     Few rows do not tell this of a single part, in which chance may skip or repeat a module, nor of a batch of another
@@ -137,10 +138,9 @@ def _other_calls(read: Readings, other_functions: Mapping[int, Collection[str]])
         is_added = row in told and row == min(told)  # a part that was not used until then
         if row is not None and place != OF_LOSS and not is_added:
             found[row].append(place)
-    reshaped = _sizes_of_new_shapes(read)
     for row, places in found.items():
         is_of_most = len({*places} & {*read.blocks}) >= max(2, MOST * len(read.blocks))
-        calls = [name for place in places for name in read.recording.names.get(("calls", place), {}).get(row, [])]
+        calls = _calls(read, row, places)
         is_own = bool(calls) and not any("." in name.partition("(")[0] for name in calls)  # and of no module inside
         is_residual = any(map(RESIDUAL.search, calls)) and not any(".linear(" in name for name in calls)
         is_mask = bool(calls) and all(map(MAKES_MASK.search, calls))
@@ -154,7 +154,7 @@ def _other_calls(read: Readings, other_functions: Mapping[int, Collection[str]])
 def _sizes_of_new_shapes(read: Readings) -> dict[int, float]:
     """Rows whose batch has shapes that none before had, and the factor between its size and that of the first one."""
     sizes, shapes = dict[int, float](), list[list[str]]()
-    for row, given in sorted(read.recording.names.get(("given", ""), {}).items()):
+    for row, given in sorted(read.given.items()):
         if given not in shapes:
             shapes.append(given)
             now, first = (math.prod(map(int, SIZE.findall("".join(of[:1])))) or 1 for of in (given, shapes[0]))
@@ -164,8 +164,7 @@ def _sizes_of_new_shapes(read: Readings) -> dict[int, float]:
 
 def other_arguments(read: Readings) -> Iterator[Sign]:
     """Arguments of the model that are missing or new from one row on, or of another number format or number of axes."""
-    rows = read.recording.names.get(("given", ""), {})
-    without_sizes = {row: [SIZE.sub("n", name) for name in of] for row, of in rows.items()}
+    without_sizes = {row: [SIZE.sub("n", name) for name in of] for row, of in read.given.items()}
     if change := _one_change(without_sizes):
         row, functions = change
         move = Move("given", "", row, row + 1, 1.0, 1.0, math.nan)
@@ -199,12 +198,11 @@ def _differ_in_format(read: Readings, row: int, places: Collection[str]) -> bool
     """Whether parts call the same functions as before, but for casts and for the formats of what functions return."""
     told = [read.recording.names.get(("functions", place), {}) for place in places]
     pairs = [(of_rows[max(at for at in of_rows if at < row)], of_rows[row]) for of_rows in told if row in of_rows]
-    same = [
-        {FORMAT.sub("", name) for name in names if not (CAST.search(name) or name.endswith(NOT_USED))}
-        for pair in pairs
-        for names in pair
-    ]
-    return bool(pairs) and same[::2] == same[1::2]
+    return bool(pairs) and all(_without_formats(before) == _without_formats(now) for before, now in pairs)
+
+
+def _without_formats(functions: Sequence[str]) -> set[str]:
+    return {FORMAT.sub("", name) for name in functions if not (CAST.search(name) or name.endswith(NOT_USED))}
 
 
 def _kind_of_code(read: Readings, row: int, places: Collection[str], functions: Sequence[str]) -> str:
@@ -219,7 +217,7 @@ def _kind_of_code(read: Readings, row: int, places: Collection[str], functions: 
         return "precision"
     if {*places} == {"head"}:
         return "output_logits"
-    calls = [name for place in places for name in read.recording.names.get(("calls", place), {}).get(row, [])]
+    calls = _calls(read, row, places)
     if all(map(MAKES_MASK.search, functions)) and not read.has("router_entropy"):  # experts have masks, too
         return "attention"
     if any(map(RESIDUAL.search, calls)):

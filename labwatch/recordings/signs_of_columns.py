@@ -72,9 +72,7 @@ def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
         if "full" in known and (value_n[:known_rows] < known["full"]).all():
             changed_n = value_n > 1 - SAME
             changed_n[:-1] &= changed_n[1:]
-            changed_n[-1] &= int(row_n[-1]) not in read.recording.names.get(
-                ("given", ""), {}
-            )  # where rows have one length by chance
+            changed_n[-1] &= int(row_n[-1]) not in read.given  # whose rows may have one length by chance
         first = int(np.argmax(changed_n))
         if first < known_rows or not changed_n[first]:
             continue
@@ -208,7 +206,7 @@ def _shifted(read: Readings, name: str, known: Mapping[str, Any]) -> Iterator[Si
     if len(shifted):
         n = min(shifted[shifted < shifted[0] + USUAL].tolist(), key=spread)
         rows = [int(row) for row in row_n[n : n + USUAL]]
-        if not any(row in read.recording.names.get(("given", ""), {}) for row in rows):
+        if read.given.keys().isdisjoint(rows):
             yield Sign(known["kind"], rows[0], moves=[read.change(name, "", rows[0])], is_exact=True, is_vague=True)
 
 

@@ -141,7 +141,7 @@ def silent(read: Readings) -> Iterator[Sign]:
 def frozen(read: Readings) -> Iterator[Sign]:
     """Parts that lose their gradients, or whose updates become zero, while others are trained."""
     places = read.recording.places("grad_rms")
-    for place in () if read.takes_turns or read.rounded_since is not None else places:
+    for place in () if read.takes_turns else places:
         is_trained_m = np.isfinite(read.column("grad_rms", place)) & ~(read.column("update_ratio", place) == 0)
         others_m = np.zeros(len(is_trained_m), dtype=bool)
         for other in places:
@@ -203,7 +203,7 @@ def lost_updates(read: Readings) -> Iterator[Sign]:
     rate_m, places = read.column("lr"), read.recording.places("update_ratio")
     high_m = rate_m >= BACK * np.fmax.accumulate(rate_m)
     rows = {row: of for row, of in read.named("update_zero").items() if len(of) < MOST * len(places)}
-    signs = list(_never_again(read, rows if read.rounded_since is None else {}))
+    signs = list(_never_again(read, rows))
     if {name for sign in signs for name in sign.weights} == {x for of in rows.values() for x in chain(*of.values())}:
         yield from (sign for sign in signs if high_m[sign.row])
 
@@ -378,7 +378,7 @@ def updates_apart(read: Readings) -> Iterator[Sign]:
 def weights_beyond_updates(read: Readings) -> Iterator[Sign]:
     """Weights that are farther from where they were at the row before than all updates between can have moved them."""
     least_m = BEYOND_UPDATES * np.where(np.arange(len(read.step_m)) < 2, OF_FIRST, 1.0)
-    for place in read.recording.places("change_over_updates") if read.rounded_since is None else ():
+    for place in read.recording.places("change_over_updates"):
         beyond_m = read.column("change_over_updates", place)
         if (beyond_m > least_m).any():
             row = int(np.argmax(beyond_m > least_m))
@@ -391,8 +391,9 @@ def shrinking_weights(read: Readings) -> Iterator[Sign]:
     """Weights of most parts that halve from one row to the next, as a decay makes them that has no rate."""
     places = [place for place in read.recording.places("param_rms") if place != "other"]
     has_halved = [read.column("param_rms", place)[1:] < HALF * read.column("param_rms", place)[:-1] for place in places]
-    rows = np.flatnonzero(np.mean(has_halved, axis=0) >= MOST).tolist() if places else []
-    for row in [row + 1 for row in rows[:1]]:
+    halved_m = np.mean(has_halved, axis=0) >= MOST if places else np.zeros(0, dtype=bool)
+    if halved_m.any():
+        row = int(halved_m.argmax()) + 1
         yield Sign("optimizer", row, moves=[read.change("param_rms", place, row) for place in places], is_exact=True)
 
 

@@ -41,14 +41,15 @@ def leaves_reference(read: Readings) -> Iterator[Sign]:
     """
     row_n = np.flatnonzero(np.isfinite(read.column("kl")))
     kl_n = read.column("kl")[row_n]
-    gone_n = np.maximum.accumulate(kl_n[::-1])[::-1] <= KL_GONE * np.fmax.accumulate(kl_n)  # and stays so
+    highest_n = np.maximum.accumulate(kl_n)
+    gone_n = np.maximum.accumulate(kl_n[::-1])[::-1] <= KL_GONE * highest_n  # and stays so
     if gone_n[1:].any() and kl_n.max() > 0:
         row = int(row_n[1 + np.argmax(gone_n[1:])])
         yield Sign("policy", row, moves=[read.change("kl", "", row)], is_exact=True)
         return
-    if ((kl_n <= KL_GONE * np.fmax.accumulate(kl_n)) & (np.fmax.accumulate(kl_n) > 0)).any():
+    if ((kl_n <= KL_GONE * highest_n) & (highest_n > 0)).any():
         return  # it is of what sampled, which is renewed again and again
-    least_later_n, highest_n = np.fmin.reduce(rows_from(kl_n)), np.maximum.accumulate(kl_n)
+    least_later_n = np.fmin.reduce(rows_from(kl_n))
     growth_kn = [kl_n[rows:] - kl_n[:-rows] for rows in range(1, KL_ROWS + 1)]
     largest_kn = [np.maximum.accumulate(growth_n) for growth_n in growth_kn]
     for now in range(2, len(kl_n)):

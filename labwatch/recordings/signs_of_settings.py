@@ -60,17 +60,23 @@ def changed_settings(read: Readings) -> Iterator[Sign]:
                 change = change._replace(since=int(read.step_m[read.row_of(change.step) - 1]))
             if places <= {*change.parts}:
                 change = change._replace(parts=())
-            row = read.row_of(change.step)
-            overflows = read.has("loss_scale") and row in read.named("gradient_not_finite")
-            skipped = read.kind_of_overflow(row) if overflows else "frozen"
-            kinds = {"lr": "rate", UPDATES: "optimizer" if change.value else skipped}
-            kind = kinds.get(setting.name, "optimizer")
-            if change not in (changes := found.setdefault((kind, change.step), [])):
+            if change not in (changes := found.setdefault((_kind(read, change), change.step), [])):
                 changes.append(change)
     for (kind, step), changes in found.items():
         parts = {place for change in changes for place in change.parts}
         everywhere = parts == places or not all(change.parts for change in changes)
         yield Sign(kind, read.row_of(step), [] if everywhere else sorted(parts), changes=changes, is_exact=True)
+
+
+def _kind(read: Readings, change: Change) -> str:
+    """The kind of cause of a setting that changed; a loss scaler leaves out updates whose gradients overflow."""
+    if change.name == "lr":
+        return "rate"
+    if change.name != UPDATES or change.value:
+        return "optimizer"
+    row = read.row_of(change.step)
+    is_left_out = read.has("loss_scale") and row in read.named("gradient_not_finite")
+    return read.kind_of_overflow(row) if is_left_out else "frozen"
 
 
 def _jumps(setting: Setting, last: int) -> Iterator[Change]:
