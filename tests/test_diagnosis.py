@@ -430,6 +430,23 @@ FAULTS: dict[str, tuple[Callable[[Row, int], None], str, list[str]]] = {
         ),
         *("activations", ["block1"]),
     ),
+    "a residual that is gone and gives its own block another format": (
+        both(
+            other_calls(
+                *("block1", "no longer mlp.add(input, out.linear)", "no longer mlp.add(add, down.linear)"),
+                "now mlp.add(out.linear, down.linear)",
+            ),
+            calls("block1", "block2", usual="add; linear", then="add in bfloat16; linear"),
+        ),
+        *("activations", ["block1"]),
+    ),
+    "a cast before a residual": (
+        both(
+            other_calls("block1", "no longer add(input, out.linear)", "now add(to, out.linear)", "now to(input)"),
+            calls("block1", usual="add", then="add in bfloat16; to(torch.bfloat16)"),
+        ),
+        *("precision", ["block1"]),
+    ),
     "another number in 16 bits": (
         calls("head", usual="mul(1) in bfloat16", then="mul(6) in bfloat16"),
         *("output_logits", ["head"]),

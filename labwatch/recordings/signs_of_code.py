@@ -47,9 +47,9 @@ def other_functions(read: Readings) -> Iterator[Sign]:
     for row, of in list(found.items()):
         if row in sizes:  # a sum over tokens is divided by their number
             of = found[row] = {place: words for place, words in of.items() if not _differ_little(words, sizes[row])}
-        elsewhere = {block for block in read.blocks if _calls(read, row, [block])}
-        if not of or (elsewhere and elsewhere.isdisjoint(of) and _differ_in_format(read, row, of)):
-            del found[row]  # parts get another format from the one whose calls are others
+        are_gone = [name.startswith("no longer") for name in _calls(read, row, read.blocks) if RESIDUAL.search(name)]
+        if not of or (2 * sum(are_gone) > len(are_gone) and _differ_in_format(read, row, of)):
+            del found[row]  # a residual is lost, so what comes after it gets another format
     for row, of in found.items():
         if taken := {place: names for place in of if (names := [x for x in of[place] if x.startswith(TAKEN_OUT)])}:
             of = taken
