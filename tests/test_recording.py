@@ -1546,8 +1546,9 @@ def run_with(
     act: Callable[[int], None],
     loss: Callable[[int], Tensor] | None = None,
     steps: int = 26,
+    made: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
 ) -> list[Row]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = made(model.parameters(), lr=1e-2)
     recorder = lab.record(model, optimizer, every=5, out=out)
     for step in range(steps):
         act(step)
@@ -1632,17 +1633,7 @@ def test_weights_that_keep_the_digits_of_another_format_are_told(
 
 def test_weights_that_are_cast_to_16_bits_are_told_where_they_are(tmp_path: Path) -> None:
     model, out = built(), tmp_path / "probes.jsonl"
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    recorder = lab.record(model, optimizer, every=5, out=out)
-    for step in range(31):
-        if step == 12:
-            model.bfloat16()
-        loss = loss_of(model, batch(step))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        recorder.step(loss)
-    recorder.close()
+    run_with(model, out, lambda step: model.bfloat16() if step == 12 else None, made=torch.optim.SGD)
     assert told(out)[::2] == ("precision", 10)
 
 
