@@ -817,6 +817,27 @@ def test_mixed_precision_and_a_loss_scale_are_seen_through(dtype: torch.dtype, t
     assert mixed.get("loss_scale") == (2.0**12 if dtype == torch.float16 else None)
 
 
+@pytest.mark.parametrize("is_unscaled", [True, False])
+def test_clipping_under_a_loss_scale_is_seen(is_unscaled: bool, tmp_path: Path) -> None:
+    model, out = built(), tmp_path / "probes.jsonl"
+    optimizer = torch.optim.AdamW(model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
+    recorder = lab.record(model, optimizer, every=1, out=out, scaler=scaler)
+    for step in range(3):
+        loss = loss_of(model, batch(step))
+        scaler.scale(loss).backward()
+        if is_unscaled:
+            scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        recorder.step(loss)
+    recorder.close()
+    found = [(each.kind, each.parts, each.since) for each in diagnose(read_recording(out)).findings]
+    assert found == [("precision", [], None)] * (not is_unscaled)
+
+
 @pytest.mark.parametrize("spoiled", ["forward", "optimizer", "writing"])
 def test_a_failure_of_the_recorder_ends_it_and_not_training(
     spoiled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -127,6 +127,7 @@ ROUNDING_EXPLAINS = ("frozen parts", "updates that are zero", "weights against u
 AT_START = (
     *("weights that no optimizer has", "zero gradients", "initial weights", "initial values", "sizes of updates"),
     *("labels that attention sees", "probabilities for logits", "updates that rounding loses"),
+    "clipping under a loss scale",
 )
 
 

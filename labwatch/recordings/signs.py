@@ -15,6 +15,7 @@ from labwatch.recordings.signs_of_columns import (
     other_token_weights,
     repeated_batches,
     same_batch,
+    scaled_clipping,
 )
 from labwatch.recordings.signs_of_parts import (
     frozen,
@@ -57,6 +58,7 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "settings of the optimizer": (changed_settings, "lr"),
     "finite numbers": (not_finite, "param_rms"),
     "loss scale": (lost_scale, "loss_scale"),
+    "clipping under a loss scale": (scaled_clipping, "loss_scale"),
     "initial weights": (unlike_weights, "param_rms"),
     "initial values": (unusual_initial_values, "label_loss"),
     "labels that attention sees": (sees_labels, "attention_ahead"),

@@ -28,7 +28,7 @@ from labwatch.recordings.readings import (
     quantities,
     rows_from,
 )
-from labwatch.recordings.recording import OF_LOSS
+from labwatch.recordings.recording import MAX_NORM, OF_LOSS
 
 # The loss is that of the labels seen in a sample if the two are apart by so many times as much as ever before.
 LABELS_APART = 5.0
@@ -274,6 +274,22 @@ def lost_scale(read: Readings) -> Iterator[Sign]:
         of_parts = bad.get(row, {}) if scale_m[row] * SCALE_FALL <= highest_m[row] else {}
         parts = [*of_parts] if len(of_parts) == 1 else []  # what one part has at any scale is no overflow
         yield Sign("precision", row, parts, [move], weights=[name for part in parts for name in of_parts[part]])
+
+
+def scaled_clipping(read: Readings) -> Iterator[Sign]:
+    """Gradients that are clipped while they hold the loss scale: to the clipping norm over the scale."""
+    norm_m, clipped_m, scale_m = (read.column(name) for name in ("grad_norm", "grad_norm_clipped", "loss_scale"))
+    for setting in read.recording.settings:
+        if setting.name != MAX_NORM:
+            continue
+        is_scaled_m = np.abs(clipped_m * scale_m - setting.at(read.step_m)) < SAME * clipped_m * scale_m
+        is_scaled_m &= norm_m > CONSTANT_CHANGE * clipped_m
+        is_scaled_m &= scale_m > SCALE_FALL
+        if is_scaled_m.any():
+            row = int(is_scaled_m.argmax())
+            value, usual = float(clipped_m[row]), float(norm_m[row])
+            move = Move("grad_norm_clipped", "", row, row + 1, value, usual, math.inf)
+            yield Sign("precision", row, moves=[move], is_exact=True)
 
 
 def same_batch(read: Readings) -> Iterator[Sign]:
