@@ -175,7 +175,7 @@ def other_calls(part: str, *words: str, at: int = AT) -> Callable[[Row, int], No
 
     def tell(row: Row, step: int) -> None:
         if step in (0, at):
-            row |= {f"code/{each}": step for each in (PARTS if step == 0 else [part])}
+            row |= {f"code/{each}": step for each in ([*PARTS, part] if step == 0 else [part])}
         if step == at:
             row[f"calls/{part}"] = [*words]
 
@@ -659,12 +659,14 @@ def test_a_batch_that_comes_again_and_again_is_said(begin: int, end: int, is_sai
 
 
 @pytest.mark.parametrize(
-    ("logits", "updates", "is_said"), [(100, 20, True), (100, 5, False), (500, 1, True), (20, 20, False)]
+    ("at", "logits", "updates", "is_said"),
+    [(50, 20, 20, True), (50, 100, 5, False), (50, 500, 1, True), (50, 6, 20, False), (0, 20, 20, False)],
 )
 def test_updates_that_are_large_for_long_are_too_large_if_logits_of_all_blocks_run_away(
-    logits: float, updates: float, is_said: bool, tmp_path: Path
+    at: int, logits: float, updates: float, is_said: bool, tmp_path: Path
 ) -> None:
-    grow = times(logits, *(f"attention_logit_max/{block}" for block in BLOCKS), at=50)
+    """And not if these are as large from the first row on, as in a model that adapters tune."""
+    grow = times(logits, *(f"attention_logit_max/{block}" for block in BLOCKS), at=at)
     fault = both(grow, times(updates, *of_all("update_ratio"), at=0))
     found = [(found.kind, found.parts, found.since) for found in findings(planted(tmp_path / "probes.jsonl", fault))]
     assert (found[:1] == [("rate", [], None)]) == is_said
@@ -942,6 +944,15 @@ def test_a_schedule_that_ends_long_before_the_run_is_said_where_it_hastens(every
     assert not findings(planted(tmp_path / "probes.jsonl", tell(0), every))
 
 
+def test_a_rate_that_is_as_good_as_zero_between_two_rows_is_said(tmp_path: Path) -> None:
+    def tell(row: Row, step: int) -> None:
+        if step % 100 == 0:
+            row["settings"] = {"0.0": {"of": ["block0"], "lr": 1e-3 if step < AT else 1e-10}}
+
+    (found,) = findings(planted(tmp_path / "probes.jsonl", tell, 100))
+    assert (found.kind, found.since, found.step) == ("rate", AT - 100, AT)
+
+
 @pytest.mark.parametrize("every", [5, 100])
 @pytest.mark.parametrize("schedule", [lambda part: 1 - part, lambda part: (1 + math.cos(math.pi * part)) / 2])
 def test_a_schedule_that_is_at_zero_long_before_the_run_ends_is_said(
@@ -1023,6 +1034,12 @@ def test_calls_that_differ_are_said_unless_chance_or_the_shape_of_a_batch_makes_
         for each in findings(planted(tmp_path / "probes.jsonl", tell, every))
     ]
     assert said == [("activations", sorted(parts), AT - every, AT)] * is_said
+
+
+def test_calls_of_the_head_are_told_in_few_rows(tmp_path: Path) -> None:
+    other = other_calls("head", "no longer lm_head.linear(norm.layer_norm)", "now lm_head.linear(input)")
+    found = findings(planted(tmp_path / "probes.jsonl", other, 100))
+    assert [(each.kind, each.parts, each.step) for each in found] == [("output_logits", ["head"], AT)]
 
 
 @pytest.mark.parametrize(("parts", "kind"), [(["embedding"], "data"), (["block1"], "activations")])
@@ -1537,6 +1554,16 @@ def test_a_block_that_is_added_is_no_alarm(before: list[str], now: list[str], is
     assert [(each.kind, each.parts, each.step) for each in found] == [("activations", ["block3"], AT)] * is_said
 
 
+@pytest.mark.parametrize(
+    ("call", "kind", "parts"),
+    [("now Mul(the model)", "output_logits", ["head"]), ("now Mul(NllLoss)", "data", [])],
+)
+def test_a_scale_of_logits_in_the_loss_is_of_them(call: str, kind: str, parts: list[str], tmp_path: Path) -> None:
+    fault = both(other_calls("loss", call), holds(9.0, "log_z"), times(1, loss=1.5))
+    found = findings(planted(tmp_path / "probes.jsonl", fault))
+    assert [(each.kind, each.parts) for each in found] == [(kind, parts)]
+
+
 @pytest.mark.parametrize(("factor", "loss"), [(1.0, 0.0), (2.0, 0.0), (1.0, 1.5)])
 def test_another_loss_is_an_alarm_where_it_or_gradients_grow(factor: float, loss: float, tmp_path: Path) -> None:
     """A loss may be another one by plan, as when mixing of pictures ends or a teacher comes, and then it falls."""
@@ -1606,6 +1633,19 @@ def test_samples_of_a_policy_that_differ_from_what_they_were_are_said(
         both(drawn_otherwise(name, usual, then, lasts=1), rewards),
     ):
         assert not findings(planted(tmp_path / "probes.jsonl", healthy, min(every, 5)))
+
+
+def test_samples_of_others_that_a_policy_imitates_are_no_alarm(tmp_path: Path) -> None:
+    """As of a decision transformer, of which a loss that rises is judged."""
+    others = both(drawn_otherwise("excess_surprisal", 0.9, 3.0), varies("reward", 4.0), holds(1.0, "cross_entropy"))
+    assert not findings(planted(tmp_path / "probes.jsonl", others))
+    (found,) = findings(planted(tmp_path / "probes.jsonl", both(others, times(1, loss=1.5))))
+    assert found.kind == "data"
+
+
+def test_a_state_that_is_lost_is_no_effect_of_ratios_that_are_clipped(tmp_path: Path) -> None:
+    clipped = both(varies("reward", 0.8, 0.02), holds(0.02, "clip_ratio"), sets(0.3, "clip_ratio"))
+    assert [each.kind for each in findings(planted(tmp_path / "probes.jsonl", both(clipped, counts)))] == ["optimizer"]
 
 
 def test_a_measurement_that_may_be_negative_is_drawn_with_all_its_rows(tmp_path: Path) -> None:
@@ -2085,6 +2125,12 @@ def test_labels_whose_variety_drifts_are_no_alarm(tmp_path: Path) -> None:
             row["label_perplexity"] = 16.0 / (1.4 if step == AT else 2.5 if step == AT + 10 else 1)
 
     assert not findings(planted(tmp_path / "probes.jsonl", vary))
+
+
+@pytest.mark.parametrize(("share", "is_said"), [(0.15, False), (0.5, True)])
+def test_rare_tokens_may_come_for_the_first_time_in_the_third_row(share: float, is_said: bool, tmp_path: Path) -> None:
+    fault = both(holds(0.02, "token_new"), sets(share, "token_new"))
+    assert [each.kind for each in findings(planted(tmp_path / "probes.jsonl", fault, 100))] == ["data"] * is_said
 
 
 def test_a_share_that_is_high_in_one_row_is_no_alarm(tmp_path: Path) -> None:

@@ -186,7 +186,17 @@ def same(ours: Row, theirs: Row, rel: float = 1e-5) -> None:
 
 def test_the_gain_of_initial_matrices_is_written_once(tmp_path: Path) -> None:
     """The RMS times the root of the smaller side; embeddings look numbers up, and multiply nothing."""
+
+    class Places(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = nn.Parameter(torch.linspace(-99, 0, 2 * LENGTH).view(2, LENGTH))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.bias[:, torch.arange(x.shape[1])].mean(0)[:, None]
+
     model = built()
+    model.layers[2].attention_norm = Places()  # type: ignore[assignment]
     matrices = [weight for weight in model.layers[1].parameters() if weight.ndim == 2]
     with torch.no_grad():
         model.embedding.weight.normal_()
@@ -197,6 +207,26 @@ def test_the_gain_of_initial_matrices_is_written_once(tmp_path: Path) -> None:
     assert gains["weight_gain/block1"] == pytest.approx(rms * min(matrices[0].shape) ** 0.5, rel=1e-5)
     assert max(value for name, value in gains.items() if name != "weight_gain/block1") < 2
     assert not [name for name in second if name.startswith("weight_gain")]
+
+
+@pytest.mark.parametrize("lacking", ["", "attention", "both"])
+def test_a_block_that_lacks_the_residual_of_the_others_is_said(lacking: str, tmp_path: Path) -> None:
+    class Lacking(Block):
+        lacks = ""
+
+        def forward(self, x: Tensor) -> Tensor:
+            mixed = self.attention(self.attention_norm(x))
+            x = mixed if self.lacks else x + mixed
+            made = self.mlp(self.mlp_norm(x))
+            return made if self.lacks == "both" else x + made
+
+    model = built()
+    model.layers = nn.ModuleList(Lacking(dense, dropout=0.0) for _ in range(3))
+    model.layers[1].lacks = lacking  # type: ignore[assignment]
+    run(model, tmp_path / "probes.jsonl", 3)
+    findings = diagnose(read_recording(tmp_path / "probes.jsonl")).findings
+    found = [(each.kind, each.parts, each.since) for each in findings]
+    assert found == [("activations", ["block1"], None)] * bool(lacking)
 
 
 # against the lab
@@ -211,7 +241,7 @@ NAMES = [
 ]
 UNREAD = {
     *("block_overflow_fp16", "block_overflow_mx", "block_underflow_e4m3", "block_underflow_mx", "code", "dead_experts"),
-    *("expert_grad_rms", "expert_load", "expert_load_cv", "expert_param_rms", "expert_update_rms", "grad_norm_clipped"),
+    *("expert_grad_rms", "expert_load", "expert_load_cv", "expert_param_rms", "expert_update_rms"),
     *("grad_underflow_e4m3", "grad_underflow_fp16", "grad_underflow_mx", "label_loss", "log_z_square", "lr"),
     *("output_logit_mean", "router_balance", "router_log_z", "settings", "step"),
 }
@@ -290,6 +320,7 @@ def test_every_column_is_on_the_page_and_held_against_the_labs_probe(tmp_path: P
     assert known - set.union(*columns.values()) == {
         "batch_rms",
         "buffer_written",
+        "lacks",
         "left_out",
         "updates_lost",
         *of_checks,

@@ -24,6 +24,7 @@ class Called:
         calls: by part how often each is called in the first pass, in which module and with the outputs of which others.
             Of the experts of a block and what chooses among them, which depend on the batch, only whether.
             Those of the loss stand beside the parts, as the graph of its backward pass has them.
+        looked_up: names of weights of which some are chosen by their place, as biases of positions, and not multiplied.
         given: what the model gets in the first pass: of each tensor its name, number format and shape.
         modules: names of the modules of the part that is running, the innermost last.
     """
@@ -36,6 +37,7 @@ class Called:
         self.unused = dict[int, tuple[str, str, Tensor]]()  # by part what functions returned, until one gets it
         self.made = dict[int, tuple[weakref.ref[Tensor], str, str]]()  # by which function of which part
         self.modules, self.given = list[str](), list[str]()
+        self.looked_up = set[str]()
         self.block = ""  # that began last in a pass
         self.is_first = True
         self.last_of_model = -1  # the number of the last node that a pass added to the graph
@@ -93,6 +95,8 @@ class Called:
             self.unused.pop(id(x), None)
             if isinstance(x, nn.Parameter) and name != "__get__" and not self.is_sharded:
                 weights.append(self.name_of.get(id(x), "a weight that is no part of the model"))
+        if name in names()["chooses"] and len(taken) > 1:
+            self.looked_up.update(weights)
         self.functions[place] |= {f"uses {plain(weight)}" for weight in weights if weight not in self.parts.expert}
         self._count(place, name, taken, [*tensors(output)])
         if name.startswith("_") or "dropout" in name or name == "register_hook":

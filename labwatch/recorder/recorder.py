@@ -199,7 +199,8 @@ class Recorder:
         if distributed.is_joined() and torch.distributed.get_rank():
             return
         if not self.is_told:
-            rows[-1] |= self._of_matrices(known) | self._left_out(known)
+            rows[-1] |= self._of_matrices(known, measurement.called.looked_up) | self._left_out(known)
+            rows[-1] |= self._lacking()
             rows.insert(0, self._header(known, measurement))
             self.is_told = True
         _write(rows, self.out)
@@ -257,17 +258,34 @@ class Recorder:
                 found[f"idle_experts/{block}"] = 1 - sum(rms != 0 for rms in row[name]) / router.experts
         return found
 
-    def _of_matrices(self, known: Mapping[Key, Known]) -> dict[str, float]:
-        """Of each block, and of the head, the largest gain of a matrix: its RMS times the root of its smaller side."""
+    def _of_matrices(self, known: Mapping[Key, Known], looked_up: Container[str]) -> dict[str, float]:
+        """Of each block, and of the head, the largest gain of a matrix: its RMS times the root of its smaller side.
+
+        Of matrices that multiply something, and not of those whose numbers are looked up.
+        """
         found, weights = defaultdict[str, float](float), dict(self.model.named_parameters())
         embeddings = {id(part.weight) for part in self.model.modules() if isinstance(part, nn.Embedding)}
         for key, number in known.items():
             weight = weights.get(key.piece)
-            if key.name != "param_rms" or weight is None or weight.ndim < 2 or id(weight) in embeddings:
+            multiplies = key.piece not in looked_up and id(weight) not in embeddings
+            if key.name != "param_rms" or weight is None or weight.ndim < 2 or not multiplies:
                 continue
             entering = min(weight.shape[-2:]) if weight.ndim < 4 else weight[0].numel()
             found[key.where] = max(found[key.where], number.value * math.sqrt(entering))
         return {f"weight_gain/{place}": gain for place, gain in found.items() if place not in ("embedding", "other")}
+
+    def _lacking(self) -> dict[str, list[str]]:
+        """By ``lacks/BLOCK`` what all other blocks call, if these are alike, and this one does not."""
+        calls = {
+            place: Counter({call: count for call, count in self.calls[place].items() if not call.startswith("after ")})
+            for place in self.parts.blocks
+        }
+        found = dict[str, list[str]]()
+        for place, own in calls.items():
+            others = [other for name, other in calls.items() if name != place]
+            if len(others) > 1 and own and all(other == others[0] for other in others) and others[0] - own:
+                found[f"lacks/{place}"] = sorted(others[0] - own)
+        return found
 
     def _left_out(self, known: Mapping[Key, Known]) -> dict[str, list[str]]:
         """By ``left_out/PART`` the weights that get gradients and that no optimizer has.

@@ -127,7 +127,7 @@ ROUNDING_EXPLAINS = ("frozen parts", "updates that are zero", "weights against u
 AT_START = (
     *("weights that no optimizer has", "zero gradients", "initial weights", "initial values", "sizes of updates"),
     *("labels that attention sees", "probabilities for logits", "updates that rounding loses"),
-    "clipping under a loss scale",
+    *("clipping under a loss scale", "residuals of all blocks"),
 )
 
 
@@ -171,7 +171,11 @@ def _first(read: Readings, rows: range, signs: list[Sign]) -> Finding:
         effects = OF_PASS if is_late else ("gradients", "optimizer")
         found = [sign for sign in found if sign.is_exact or sign.kind not in effects]
         found.append(Sign("data" if rise.is_step or rise.last >= read.step_m[anchor] else "unseen", first))
-    elif left and {sign.kind for sign in found} <= {"gradients", "optimizer", "policy"}:  # the first that shows of it
+    elif (
+        left
+        and {sign.kind for sign in found} <= {"gradients", "optimizer", "policy"}  # the first that shows of it
+        and not any(sign.is_exact for sign in found)
+    ):
         found = [left[0]._replace(row=first)]
     elif not found:  # the loss rose after the last row
         found = [Sign("unseen", first)]

@@ -34,6 +34,7 @@ SOLVED = 0.02  # so near to its highest, relatively, a reward is as good as that
 LARGEST = 600.0  # of which the exponential is finite
 ALIKE = 1.05  # the factor between weights of blocks that were drawn alike
 LIKELIER = 0.5  # deviations by which logits of labels lie above the others at most where a model knows nothing
+OF_OTHERS = 0.4  # nats by which the surprisal at samples that are those of others differs from the entropy
 LOST = 0.25  # the share of weights that rounding leaves as they were at an update, if these are many
 FAR_FROM_RANGE = 1e3  # an RMS up to which no number is near the largest one of fp16
 LASTS = 3  # rows after which a move is not that of single batches
@@ -113,7 +114,7 @@ class Readings:
         self.blocks = sorted(blocks, key=lambda block: int(block[5:]))
         warm = int(np.argmin(np.append(np.diff(self.column("lr")) > 0, False)))
         self.given = recording.names.get(("given", ""), {})  # what the model gets, by the rows in which it changed
-        self.is_of_rewards = self.has("reward")  # where the loss says little, and is in no unit
+        self.is_of_rewards = self.has("reward") and not self._imitates  # where the loss says little, and is in no unit
         settled = _settled_step(recording.loss_step_n, recording.loss_n, is_of_rewards=self.is_of_rewards)
         self.settled = max(warm, self.row_of(settled))  # the row after which changes are judged
         self.moves = {
@@ -132,6 +133,14 @@ class Readings:
         """The standard deviation of the output logits in the first row."""
         rms, mean = (float(self.column(name)[0]) for name in ("output_logit_rms", "output_logit_mean"))
         return math.sqrt(max(rms**2 - mean**2, 0.0))
+
+    @cached_property
+    def _imitates(self) -> bool:
+        """Whether it learns all samples that it gets, and would not draw them itself."""
+        surprisal_m = self.column("excess_surprisal")
+        known_m = np.isfinite(surprisal_m)
+        learns_all = (self.column("cross_entropy")[known_m] > 1 - SAME).all()
+        return bool(known_m.any() and learns_all and np.median(np.abs(surprisal_m[known_m])) > OF_OTHERS)
 
     @cached_property
     def knows_nothing(self) -> bool:

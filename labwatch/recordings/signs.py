@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from labwatch.recordings.readings import Readings, Sign, quantities
-from labwatch.recordings.signs_of_code import other_arguments, other_functions, written_buffers
+from labwatch.recordings.signs_of_code import lacks_residual, other_arguments, other_functions, written_buffers
 from labwatch.recordings.signs_of_columns import (
     falls_at_once,
     lost_scale,
@@ -61,6 +61,7 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "clipping under a loss scale": (scaled_clipping, "loss_scale"),
     "initial weights": (unlike_weights, "param_rms"),
     "initial values": (unusual_initial_values, "label_loss"),
+    "residuals of all blocks": (lacks_residual, "block_rms"),
     "labels that attention sees": (sees_labels, "attention_ahead"),
     "probabilities for logits": (probabilities, "in_evaluation"),
     "sizes of updates": (unusual_updates, "update_ratio"),

@@ -26,10 +26,12 @@ OF_ATTENTION_MODULE = r"[ .](self_)?att(n|ention)\."
 KEEPS_VALUES, TAKEN_OUT = re.compile("(no longer|now) (detach|clone|contiguous|alias|requires_grad_)"), "now detach of"
 COMBINES = re.compile(r"^now (detach|add|sub|rsub|mul|neg)\b")  # as in ``2 * x.detach() - x``, which is x
 FORMAT = re.compile(r" in b?float\d+$")
-OF_MASK = r"(([\w.]*\.)?(and|or|invert|logical_\w+|ne|eq|[gl][te]|tri[lu]|eye|masked_fill)\b|\w+\(torch\.bool\))"
+MASKS = r"(and|or|invert|logical_\w+|ne|eq|[gl][te]|tri[lu]|eye|masked_fill)\b"
+OF_MASK = rf"(([\w.]*\.)?{MASKS}|\w+\((torch\.bool\)|{MASKS}))"
 MAKES_MASK = re.compile(rf"^(no longer|now) {OF_MASK}")
-RESIDUAL = re.compile(r"\badd\((\S*(linear|transpose), \S+|\S+, \S*(linear|transpose))\)$")
+RESIDUAL = re.compile(r"\bi?add\((\S*(linear|transpose), \S+|\S+, \S*(linear|transpose))\)$")
 CAST = re.compile(r"^((no longer|now) )?(to|float|half|bfloat16|double|type|type_as)\b")
+SCALES_LOGITS = re.compile(r"^(no longer|now) (Mul|Div)\(the model\)")  # before the loss takes them, as a temperature
 NUMBER, SIZE = re.compile(r"-?\d[\d.e+-]*"), re.compile(r"\d+(?=[,\]])")
 NOT_USED = "which is not used"
 FEWEST_TO_SKIP = 6  # rows after which it is no chance if a part skips something in the last ones alone
@@ -63,6 +65,8 @@ def other_functions(read: Readings) -> Iterator[Sign]:
 def _other_loss(read: Readings, found: Mapping[int, dict[str, list[str]]]) -> Iterator[Sign]:
     """The code of the loss changed: what a policy is trained for, or what labels mean, or a factor of all gradients.
 
+    Or what scales the logits.
+
     Its functions are taken out of those that were found.
     """
     rows = {row: of.pop(OF_LOSS) for row, of in found.items() if OF_LOSS in of}
@@ -80,8 +84,11 @@ def _other_loss(read: Readings, found: Mapping[int, dict[str, list[str]]]) -> It
             for name in ("loss_weight", "cross_entropy")
             if any(sign.row == row for sign in no_longer_constant(read, name))
         }
+        calls = _calls(read, row, [OF_LOSS])
         kind = "gradients" if changed == {"loss_weight"} else "policy" if read.is_of_rewards else "data"
-        functions = [*functions, *_calls(read, row, [OF_LOSS])]
+        if kind == "data" and read.has("log_z") and any(map(SCALES_LOGITS.search, calls)):
+            kind = "output_logits"
+        functions = [*functions, *calls]
         yield Sign(kind, row, (), [move], functions=functions, is_exact=True, is_harmless=is_harmless(read, row))
 
 
@@ -142,13 +149,26 @@ def _other_calls(read: Readings, other_functions: Collection[int], reshaped: Col
         is_of_most = len({*places} & {*read.blocks}) >= max(2, MOST * len(read.blocks))
         calls = _calls(read, row, places)
         is_own = bool(calls) and not any("." in name.partition("(")[0] for name in calls)  # and of no module inside
-        is_residual = any(map(RESIDUAL.search, calls)) and not any(".linear(" in name for name in calls)
         is_mask = bool(calls) and all(map(MAKES_MASK.search, calls))
-        is_told = is_of_most or len(read.step_m) >= FEWEST_TO_SKIP or is_own or is_residual or is_mask
+        is_told = is_of_most or is_own or is_mask or _is_residual(calls)
+        is_told = is_told or {*places} == {"head"} or len(read.step_m) >= FEWEST_TO_SKIP
         of_shape = row in reshaped and (is_of_most or not is_own)  # which all blocks get
         if of_shape or row in other_functions or not is_told:
             continue
         yield _sign_of_code(read, row, places, list(dict.fromkeys(calls)) or ["other calls than before"])
+
+
+def _is_residual(calls: Sequence[str]) -> bool:
+    """Whether calls differ in what is added to what enters, and not in what makes it."""
+    return any(map(RESIDUAL.search, calls)) and not any(".linear(" in name for name in calls)
+
+
+def lacks_residual(read: Readings) -> Iterator[Sign]:
+    """Blocks that, from the start, do not add to what enters as all other blocks do, and else have their matrices."""
+    for block, lacking in read.named("lacks").get(0, {}).items():
+        if _is_residual(lacking):
+            moves = [Move("lacks", block, 0, 1, 1.0, math.nan, math.inf)]
+            yield Sign("activations", 0, [block], moves, [name for name in lacking if RESIDUAL.search(name)])
 
 
 def _sizes_of_new_shapes(read: Readings) -> dict[int, float]:

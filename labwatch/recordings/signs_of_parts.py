@@ -43,13 +43,13 @@ SURE, SURE_LOGITS, WIDE, NARROW, LARGE, LARGE_STREAM, LARGE_INPUT = 3.0, 8.0, 3.
 # A model is to predict the next tokens if so many labels are these and so many tokens have one; it sees them if so much
 # attention is on later tokens, which is more than a short prefix that all see has.
 NEXT, AHEAD = 0.9, 0.05
-# Updates are too large if the first ones of most parts change weights by such a share of their size, or two in
-# so many steps do by such a one while attention logits of all blocks grow beyond their level, or these grow so many
-# times beyond it; and too small if in these, of a model that had just been made, they never do by such a
-# share. They change apart from gradients if the logarithm of what a rate of one would make of them changes by so much
-# more.
-LARGE_UPDATES, LONG_UPDATES, SMALL_UPDATES, SMALL_STEPS, UPDATES_APART = 0.2, 0.025, 1e-4, 100, 1.1
-FAR_LOGITS = 4.0
+# Updates are too large if the first ones of most parts change weights by such a share of their size, or two in so many
+# steps do by such a one while the largest attention logits of all blocks grow so many times and to such a share of
+# their level, or these grow so many times beyond it; and too small if in these, of a model that had just been made,
+# they never do by such a share. They change apart from gradients if the logarithm of what a rate of one would make of
+# them changes by so much more.
+LARGE_UPDATES, LONG_UPDATES, SMALL_UPDATES, SMALL_STEPS, UPDATES_APART = 0.2, 0.015, 1e-4, 100, 1.1
+LOGITS_GREW, NEAR_LOGITS, FAR_LOGITS = 4.0, 0.125, 4.0
 # Weights have moved by more than their updates can if it is so many times what these explain. The first are small. They
 # stay behind their updates if the logarithm of that is so far below the rows before, for some rows.
 BEYOND_UPDATES, OF_FIRST, BEHIND_UPDATES = 3.4, 2.0, 0.65
@@ -344,10 +344,16 @@ def unusual_updates(read: Readings) -> Iterator[Sign]:
     is_small = 0 < ratio_n.max() < SMALL_UPDATES and len(ratio_n) >= FEWEST_ROWS and read.step_m[-1] >= SMALL_STEPS
     is_small = is_small and read.is_fresh and lr_m[-1] <= lr_m[len(lr_m) // 2]  # it has warmed up
     early_n, logits = ratio_n[read.step_m[known_m] <= SMALL_STEPS], quantities()["attention_logit_max"]["level"]
+    first = np.array([*read.at_start("attention_logit_max").values()])
     early = [read.column("attention_logit_max", block)[read.step_m <= SMALL_STEPS] for block in read.blocks]
-    least = min((float(np.nan_to_num(logit_m).max(initial=0)) for logit_m in early), default=0.0)
-    is_long = len(early_n) > 1 and least > logits
-    is_long = is_long and (least > FAR_LOGITS * logits or np.median(np.sort(early_n)[-3:]) > LONG_UPDATES)
+    largest = np.array([np.nan_to_num(logit_m).max(initial=0) for logit_m in early])
+    is_long = (
+        len(early_n) > 1
+        and len(early) > 0
+        and bool((largest > np.maximum(LOGITS_GREW * first, NEAR_LOGITS * logits)).all())
+    )
+    is_far = (largest > FAR_LOGITS * logits).all()
+    is_long = is_long and bool(is_far or np.median(np.sort(early_n)[-3:]) > LONG_UPDATES)
     if (known_m[0] and ratio_n[0] > LARGE_UPDATES) or is_small or is_long:
         yield Sign("rate", 0, moves=[Move("update_ratio", "", 0, 1, float(ratio_n[0]), math.nan, math.inf)])
 

@@ -34,6 +34,7 @@ SETTING_JUMP = 3.0
 # and before that fell, per step, so many times as fast as ever, and by so much more; or fell all the way in such a
 # share of the steps in which it had been constant; or if it is zero.
 ENDED_STEPS, ENDED_RATE, FASTER, STEEPER, QUICK = 0.1, 0.008, 5.0, 1.5, 0.5
+NO_RATE = 1e-5  # of the peak, which is as good as zero if the row before was near the peak
 # A rate that did not rise for ``CALM_STEPS`` rises to another peak if that is so many times the one before.
 BEYOND_PEAK = 10.0
 # Another setting leaves what it was if after so many rows it begins to go, step by step, so many times away from that.
@@ -132,7 +133,8 @@ def _ended_early(setting: Setting, last: int) -> Iterator[Change]:
             return
         fastest, steepest = max(fastest, fall), max(steepest, slope)
     for (since, before), (step, value) in pairwise(pairs):
-        if value == 0 < before and last - step >= ENDED_STEPS * last:
+        is_gone = value <= NO_RATE * pairs[0][1] and before > LEAST_RATE * pairs[0][1]
+        if (is_gone or value == 0 < before) and last - step >= ENDED_STEPS * last:
             yield Change(setting.name, setting.parts, since, step, before, value)
 
 
