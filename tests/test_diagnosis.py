@@ -608,6 +608,31 @@ def test_updates_of_another_size_than_those_of_models_that_learn_are_said(
 
 
 @pytest.mark.parametrize(
+    ("ahead", "share", "following", "is_said"),
+    [(0.48, 1.0, 1.0, True), (0.48, 0.8, 1.0, True), (0.1, 0.75, 1.0, False), (0.48, 1.0, 0.1, False)],
+)
+def test_attention_to_the_tokens_that_are_to_be_predicted_is_said(
+    ahead: float, share: float, following: float, is_said: bool, tmp_path: Path
+) -> None:
+    """And not of a prompt without labels, which may see itself whole, nor where labels are others."""
+    fault = both(holds(ahead, *AHEAD), holds(share, "label_share"), holds(following, "label_next"))
+    said = [(found.kind, found.parts, found.since) for found in findings(planted(tmp_path / "a.jsonl", fault))]
+    assert said == [("attention", [*BLOCKS], None)] * is_said
+
+
+@pytest.mark.parametrize(("learns", "is_said"), [(True, False), (False, True)])
+def test_a_first_update_that_is_half_as_large_is_too_large_where_nothing_is_learned(
+    learns: bool, is_said: bool, tmp_path: Path
+) -> None:
+    def tell(row: Row, step: int) -> None:
+        row["loss"] = row["loss"] if learns else 3 + np.random.default_rng(step).normal(0, 0.03)
+
+    fault = both(tell, times(70, *of_all("update_ratio"), at=0))
+    said = [(found.kind, found.parts, found.since) for found in findings(planted(tmp_path / "a.jsonl", fault))]
+    assert said == [("rate", [], None)] * is_said
+
+
+@pytest.mark.parametrize(
     ("before", "share", "until", "every", "is_said"),
     [
         (0.0, 0.25, STEPS, 5, True),
@@ -789,6 +814,18 @@ def test_changes_are_judged_once_training_has_settled(start: str, leap: str, tmp
 
     assert not said(100)
     assert said(AT)[0].step == AT
+
+
+@pytest.mark.parametrize(("label_loss", "at", "is_said"), [(12.5, 60, False), (12.5, AT, True), (2.0, 60, True)])
+def test_changes_of_a_model_that_knows_nothing_are_judged_once_its_loss_has_fallen(
+    label_loss: float, at: int, is_said: bool, tmp_path: Path
+) -> None:
+    def plateau(row: Row, step: int) -> None:
+        row["loss"] = 5 - 3 * min(1.0, max(0.0, (step - 70) / 10)) + np.random.default_rng(step).normal(0, 0.03)
+
+    fault = both(plateau, sure(label_loss, deviation=1.0), times(20, "grad_rms/head", at=at))
+    found = [(each.kind, each.step) for each in findings(planted(tmp_path / "probes.jsonl", fault))]
+    assert found == [("gradients", at)] * is_said
 
 
 @pytest.mark.parametrize(
@@ -1396,8 +1433,9 @@ def test_an_output_that_leaves_others_is_no_alarm_where_neither_loss_nor_gradien
 def test_code_after_which_attention_has_another_mask_is_of_attention(ahead: float, kind: str, tmp_path: Path) -> None:
     columns = [f"attention_ahead/{block}" for block in BLOCKS]
     fault = both(holds(0.0, *columns), sets(ahead, *columns), calls(*BLOCKS, usual="masked_fill(-inf)", then=""))
-    (found,) = findings(planted(tmp_path / "probes.jsonl", fault))
-    assert (found.kind, found.step) == (kind, AT)
+    for others in ([], [other_calls("block0", "no longer expand(input)", "no longer block.cumsum(input)")]):
+        (found,) = findings(planted(tmp_path / "probes.jsonl", both(fault, *others)))
+        assert (found.kind, found.step) == (kind, AT)
 
 
 @pytest.mark.parametrize(("loss", "kinds"), [(-1.0, []), (0.0, ["data"])])
@@ -1502,6 +1540,20 @@ def test_updates_that_a_loss_scaler_leaves_out_for_good_are_of_precision(tmp_pat
     assert (first.kind, first.step) == ("precision", AT + 3)
 
 
+@pytest.mark.parametrize(("leap", "is_said"), [(0.8, True), (0.2, False)])
+def test_a_divergence_that_leaps_after_it_grew_is_said_where_it_leaps(
+    leap: float, is_said: bool, tmp_path: Path
+) -> None:
+    leaves = kl_of(lambda step: (0.05, 0.12, 0.08, 0.14)[step // 5 % 4] + 0.1 * (step >= AT - 10) + leap * (step >= AT))
+    said = [(found.kind, found.step) for found in findings(planted(tmp_path / "probes.jsonl", leaves))]
+    assert (said == [("policy", AT)]) == is_said
+
+
+def test_a_divergence_of_which_four_rows_are_known_may_vary(tmp_path: Path) -> None:
+    values = [0.059, 0.08, 0.058, 0.32, 0.1]
+    assert not findings(planted(tmp_path / "probes.jsonl", kl_of(lambda step: values[min(step // 60, 4)]), every=60))
+
+
 def test_a_policy_that_leaves_its_reference_slowly_is_said(tmp_path: Path) -> None:
     leaves = kl_of(lambda step: 0.4 * (1 - math.exp(-step / 30)) + 0.02 * max(0, step - AT))
     (found,) = findings(planted(tmp_path / "probes.jsonl", leaves))
@@ -1555,11 +1607,17 @@ def test_a_block_that_is_added_is_no_alarm(before: list[str], now: list[str], is
 
 
 @pytest.mark.parametrize(
-    ("call", "kind", "parts"),
-    [("now Mul(the model)", "output_logits", ["head"]), ("now Mul(NllLoss)", "data", [])],
+    ("call", "made", "kind", "parts"),
+    [
+        ("now Mul(the model)", "log_z", "output_logits", ["head"]),
+        ("now Mul(NllLoss)", "log_z", "data", []),
+        ("now Mul(the model)", "batch_rms", "data", []),  # of a regression
+    ],
 )
-def test_a_scale_of_logits_in_the_loss_is_of_them(call: str, kind: str, parts: list[str], tmp_path: Path) -> None:
-    fault = both(other_calls("loss", call), holds(9.0, "log_z"), times(1, loss=1.5))
+def test_a_scale_of_logits_in_the_loss_is_of_them(
+    call: str, made: str, kind: str, parts: list[str], tmp_path: Path
+) -> None:
+    fault = both(other_calls("loss", call), holds(9.0, made), times(1, loss=1.5))
     found = findings(planted(tmp_path / "probes.jsonl", fault))
     assert [(each.kind, each.parts) for each in found] == [(kind, parts)]
 

@@ -209,6 +209,22 @@ def test_the_gain_of_initial_matrices_is_written_once(tmp_path: Path) -> None:
     assert not [name for name in second if name.startswith("weight_gain")]
 
 
+def test_the_head_has_a_usual_name_and_stands_in_no_block(tmp_path: Path) -> None:
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.classifier = nn.Linear(WIDTH, 3)
+            self.layers = nn.ModuleList(
+                nn.ModuleDict({"norm": nn.LayerNorm(WIDTH), "output": nn.Linear(WIDTH, WIDTH)}) for _ in range(3)
+            )
+
+    model = Classifier()
+    recorder = lab.record(model, torch.optim.SGD(model.parameters()), out=tmp_path / "probes.jsonl")
+    assert recorder.parts.head is model.classifier
+    assert recorder.parts.where["classifier.weight"] == "head"
+    recorder.close()
+
+
 @pytest.mark.parametrize("lacking", ["", "attention", "both"])
 def test_a_block_that_lacks_the_residual_of_the_others_is_said(lacking: str, tmp_path: Path) -> None:
     class Lacking(Block):

@@ -78,6 +78,7 @@ def find_parts(model: nn.Module) -> Parts:
         (name, part)
         for name, part in model.named_modules()
         if _last(name) in names()["heads"] and not list(part.children())
+        if not any(name.startswith(f"{inside}.") for inside in places)
     ]
     where, expert, stacked = dict[str, str](), dict[str, int](), set[str]()
     name_of_weight = {id(weight): name for name, weight in model.named_parameters()}

@@ -21,8 +21,9 @@ from labwatch.recordings.recording import OF_LOSS, Recording
 
 # All changes while a model learns its first things, and no row tells yet what is usual. So only changes are judged that
 # come after a row by which the learning rate has warmed up and the fall of the loss slowed down: over the steps so far,
-# so many at least, it fell as much from the first quarter to the middle as from there to the last quarter.
-FEWEST_STEPS = 25
+# so many at least, it fell as much from the first quarter to the middle as from there to the last quarter, and to such
+# a share of the first one if the model knew nothing then.
+FEWEST_STEPS, BEGUN = 25, 0.95
 # The loss rose in one step if that has half of the usual rise, which lasted so many steps: an instability builds up.
 STEP_LASTS = 10
 # What is constant does not differ by this share from its first value; it changes by this factor at least.
@@ -115,7 +116,12 @@ class Readings:
         warm = int(np.argmin(np.append(np.diff(self.column("lr")) > 0, False)))
         self.given = recording.names.get(("given", ""), {})  # what the model gets, by the rows in which it changed
         self.is_of_rewards = self.has("reward") and not self._imitates  # where the loss says little, and is in no unit
-        settled = _settled_step(recording.loss_step_n, recording.loss_n, is_of_rewards=self.is_of_rewards)
+        settled = _settled_step(
+            recording.loss_step_n,
+            recording.loss_n,
+            is_of_rewards=self.is_of_rewards,
+            falls_to=BEGUN if len(self.step_m) and self.knows_nothing else math.inf,
+        )
         self.settled = max(warm, self.row_of(settled))  # the row after which changes are judged
         self.moves = {
             (name, place): self._moves(name, place)
@@ -248,12 +254,17 @@ def _solved(reward_m: Numbers) -> NDArray[np.bool_]:
     return solved_m
 
 
-def _settled_step(step_n: NDArray[np.int64], loss_n: Numbers, *, is_of_rewards: bool = False) -> float:
-    """The first step by which the fall of the loss slowed down, if it need fall; infinite if none is."""
+def _settled_step(
+    step_n: NDArray[np.int64], loss_n: Numbers, *, is_of_rewards: bool = False, falls_to: float = math.inf
+) -> float:
+    """The first step by which the fall of the loss slowed down, if it need fall, and to such a share of what it was.
+
+    Infinite if there is none.
+    """
     end = FEWEST_STEPS
     while end <= len(loss_n):
         first, middle, last = (np.median(part_n) for part_n in np.split(loss_n[:end], [end // 4, end - end // 4]))
-        if is_of_rewards or first - middle >= middle - last:
+        if is_of_rewards or (first - middle >= middle - last and not last > falls_to * loss_n[0]):
             return int(step_n[end - 1])
         end += end // 4
     return math.inf

@@ -237,6 +237,9 @@ def _kind_of_code(read: Readings, row: int, places: Collection[str], functions: 
         return "precision"
     if {*places} == {"head"}:
         return "output_logits"
+    first = [block for block in read.blocks if block in places][:1]
+    if any(mask.value > mask.usual == 0 for mask in (read.change("attention_ahead", block, row) for block in first)):
+        return "attention"
     calls = _calls(read, row, places)
     if all(map(MAKES_MASK.search, functions)) and not read.has("router_entropy"):  # experts have masks, too
         return "attention"
@@ -246,7 +249,6 @@ def _kind_of_code(read: Readings, row: int, places: Collection[str], functions: 
         return "activations"
     if all("topk" in name for name in functions):
         return "router"
-    first = [block for block in read.blocks if block in places][:1]
     change, output = (
         [abs(read.change(name, block, row).change) for block in first] for name in ("attention_logit_max", "block_rms")
     )

@@ -19,6 +19,7 @@ from labwatch.recordings.readings import (
     LASTS,
     LEAST_RATE,
     MOST,
+    STEP_LASTS,
     Readings,
     Sign,
     is_harmless,
@@ -40,16 +41,17 @@ COLLAPSED = 0.05
 # and narrow if none makes them more than so large; a gain of one keeps their size. Weights of a part are large at first
 # if this is their RMS, and so are the residual stream and what enters it.
 SURE, SURE_LOGITS, WIDE, NARROW, LARGE, LARGE_STREAM, LARGE_INPUT = 3.0, 8.0, 3.0, 0.02, 3.0, 15.0, 4.0
-# A model is to predict the next tokens if so many labels are these and so many tokens have one; it sees them if so much
-# attention is on later tokens, which is more than a short prefix that all see has.
+# A model is to predict the next tokens if so many labels are these; it sees them if so much more attention is on later
+# tokens than a prefix that all see would have, if the tokens without a label were that.
 NEXT, AHEAD = 0.9, 0.05
-# Updates are too large if the first ones of most parts change weights by such a share of their size, or two in so many
-# steps do by such a one while the largest attention logits of all blocks grow so many times and to such a share of
-# their level, or these grow so many times beyond it; and too small if in these, of a model that had just been made,
-# they never do by such a share. They change apart from gradients if the logarithm of what a rate of one would make of
-# them changes by so much more.
+# Updates are too large if the first ones of most parts change weights by such a share of their size, or by half of that
+# where the loss does not fall to such a share; or if two in so many steps do by such a one while the largest attention
+# logits of all blocks grow so many times and to such a share of their level, or these grow so many times beyond it.
+# They are too small if in so many steps, of a model that had just been made, they never change weights by such a
+# share. They change apart from gradients if the logarithm of what a rate of one would make of them changes by so much
+# more.
 LARGE_UPDATES, LONG_UPDATES, SMALL_UPDATES, SMALL_STEPS, UPDATES_APART = 0.2, 0.015, 1e-4, 100, 1.1
-LOGITS_GREW, NEAR_LOGITS, FAR_LOGITS = 4.0, 0.125, 4.0
+LOGITS_GREW, NEAR_LOGITS, FAR_LOGITS, LEARNED = 4.0, 0.125, 4.0, 0.9
 # Weights have moved by more than their updates can if it is so many times what these explain. The first are small. They
 # stay behind their updates if the logarithm of that is so far below the rows before, for some rows.
 BEYOND_UPDATES, OF_FIRST, BEHIND_UPDATES = 3.4, 2.0, 0.65
@@ -317,10 +319,10 @@ def _at_first(read: Readings, name: str, places: Sequence[str]) -> list[Move]:
 
 
 def sees_labels(read: Readings) -> Iterator[Sign]:
-    """Blocks that see, from the start, the next tokens, which the model is to predict."""
-    labels = _at_first(read, "label_next", [""]) + _at_first(read, "label_share", [""])
-    seen = [ahead for ahead in _at_first(read, "attention_ahead", read.blocks) if ahead.value > AHEAD]
-    if seen and min(share.value for share in labels) > NEXT:
+    """Blocks that see, from the start, the next tokens, which the model is to predict, beyond those without a label."""
+    prompt = 1 - float(read.column("label_share")[0])
+    seen = [ahead for ahead in _at_first(read, "attention_ahead", read.blocks) if ahead.value > AHEAD + prompt / 2]
+    if seen and read.column("label_next")[0] > NEXT:
         yield Sign("attention", 0, [ahead.place for ahead in seen], seen, is_exact=True)
 
 
@@ -354,7 +356,11 @@ def unusual_updates(read: Readings) -> Iterator[Sign]:
     )
     is_far = (largest > FAR_LOGITS * logits).all()
     is_long = is_long and bool(is_far or np.median(np.sort(early_n)[-3:]) > LONG_UPDATES)
-    if (known_m[0] and ratio_n[0] > LARGE_UPDATES) or is_small or is_long:
+    loss_n = read.recording.loss_n
+    is_judged = read.step_m[-1] >= SMALL_STEPS and len(loss_n) and not read.is_of_rewards
+    learns = not is_judged or np.median(loss_n[-STEP_LASTS:]) < LEARNED * loss_n[0]
+    is_large = known_m[0] and ratio_n[0] > (LARGE_UPDATES if learns else LARGE_UPDATES / 2)
+    if is_large or is_small or is_long:
         yield Sign("rate", 0, moves=[Move("update_ratio", "", 0, 1, float(ratio_n[0]), math.nan, math.inf)])
 
 

@@ -65,8 +65,11 @@ def leaves_reference(read: Readings) -> Iterator[Sign]:
         if growth_kn[rows - 1][begin - rows] * KL_GROWTH > largest:  # it is still on its way from zero
             continue
         left = int(np.flatnonzero(kl_n[: now + 1] <= KL_LEFT * highest)[-1:].max(initial=begin)) + 1
-        least = KL_GROWTH if left < now else KL_GROWTH**2  # one row may be noise
+        least = KL_GROWTH if left < now else KL_GROWTH**2 * (1 + 1 / now)  # one row may be noise, and more so of few
         if highest > 0 and kl_n[now] > least * highest and kl_n[now] - kl_n[begin] > KL_GROWTH * largest:
+            far = left + int(np.argmax(kl_n[left : now + 1] > KL_GROWTH * highest))
+            if 2 * (kl_n[far] - kl_n[far - 1]) > kl_n[now] - kl_n[begin]:  # it left in that step, by most of the way
+                left = far
             row = int(row_n[left])
             own = Move("kl", "", row, row + 1, float(kl_n[now]), float(highest), math.nan)
             known = [move for move in read.moves["kl", ""] if row <= move.row <= row_n[now]]
