@@ -467,7 +467,7 @@ FAULTS: dict[str, tuple[Callable[[Row, int], None], str, list[str]]] = {
         *("attention", ["block1"]),
     ),
     "a mask that is turned round before the blocks": (
-        other_calls("embedding", "now invert(ge)"),
+        other_calls("embedding", "no longer invert(ge)", "no longer getitem(invert)", "now getitem(ge)"),
         *("attention", [*BLOCKS]),
     ),
     "a mask of one block that is turned round": (
@@ -1699,6 +1699,8 @@ def test_samples_of_others_that_a_policy_imitates_are_no_alarm(tmp_path: Path) -
     assert not findings(planted(tmp_path / "probes.jsonl", others))
     (found,) = findings(planted(tmp_path / "probes.jsonl", both(others, times(1, loss=1.5))))
     assert found.kind == "data"
+    own = both(drawn_otherwise("excess_surprisal", 0.0, 0.0), varies("reward", 4.0), holds(1.0, "cross_entropy"))
+    assert not findings(planted(tmp_path / "probes.jsonl", both(own, times(1, loss=1.5))))
 
 
 def test_a_state_that_is_lost_is_no_effect_of_ratios_that_are_clipped(tmp_path: Path) -> None:
