@@ -248,7 +248,7 @@ class Readings:
 def _solved(reward_m: Numbers) -> NDArray[np.bool_]:
     """Where rewards have been nearly the highest for some rows, and were lower at first: nothing is left to learn."""
     highest_m = np.fmax.accumulate(reward_m)
-    least_m = highest_m - SOLVED * np.abs(highest_m)
+    least_m = (1 - SOLVED * np.sign(highest_m)) * highest_m
     lowest_m = sliding_window_view(np.append(np.full(LASTS - 1, -math.inf), reward_m), LASTS).min(1)
     solved_m: NDArray[np.bool_] = (lowest_m >= least_m) & (least_m > reward_m[:1])
     return solved_m

@@ -83,12 +83,12 @@ def lower_reward(read: Readings) -> Iterator[Sign]:
     And by far more than it ever did. Relative to the highest so far, since it rises as the policy learns, and soon
     learns again. Or one that falls slowly.
     """
-    row_n = np.flatnonzero(np.isfinite(read.column("reward")))
-    reward_n = read.column("reward")[row_n]
-    if len(reward_n) < FEWEST_ROWS or not reward_n.any():
+    reward_m = read.column("reward")
+    row_n = np.flatnonzero(np.isfinite(reward_m) & (np.fmax.accumulate(np.abs(reward_m)) > 0))
+    reward_n = reward_m[row_n]
+    if len(reward_n) < FEWEST_ROWS:
         return
-    with np.errstate(invalid="ignore"):
-        share_n = reward_n / np.maximum.accumulate(np.abs(reward_n))
+    share_n = reward_n / np.maximum.accumulate(np.abs(reward_n))
     (lowest_n, highest_n), later_kn = range_before(share_n), rows_from(share_n)
     mean_n, noise = np.nanmean(later_kn, axis=0), NORMAL * float(np.nanmedian(np.abs(share_n - usual(share_n))))
     below_n = np.nan_to_num(lowest_n - mean_n)
