@@ -466,6 +466,15 @@ FAULTS: dict[str, tuple[Callable[[Row, int], None], str, list[str]]] = {
         ),
         *("attention", ["block1"]),
     ),
+    "a mask in a buffer beside the blocks": (
+        both(
+            holds(0.0, *AHEAD),
+            sets(0.4, *AHEAD),
+            lambda row, step: row.update({"buffer_written/other": ["mask"]} if step == AT else {}),
+        ),
+        "attention",
+        [],
+    ),
     "a mask that is turned round before the blocks": (
         other_calls("embedding", "no longer invert(ge)", "no longer getitem(invert)", "now getitem(ge)"),
         *("attention", [*BLOCKS]),

@@ -203,8 +203,11 @@ def written_buffers(read: Readings) -> Iterator[Sign]:
             found[rows[0]].setdefault(place, []).append(name)
     for row, of in found.items():
         moves = [Move("buffer_written", place, row, row + 1, 1.0, 0.0, math.nan) for place in of]
-        kind = "attention" if _is_other_mask(read, row, of) else "weights"
-        yield Sign(kind, row, sorted(of), moves, [name for names in of.values() for name in names], is_exact=True)
+        blocks = [place for place in of if place in read.blocks] or read.blocks  # a buffer beside these is for all
+        is_mask = _is_other_mask(read, row, blocks)
+        kind, parts = ("attention", blocks) if is_mask else ("weights", [*of])
+        names = [name for names in of.values() for name in names]
+        yield Sign(kind, row, sorted(parts), moves, names, is_exact=True)
 
 
 def _sign_of_code(read: Readings, row: int, places: Collection[str], functions: Sequence[str]) -> Sign:
