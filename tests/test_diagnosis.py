@@ -2196,12 +2196,6 @@ def test_labels_whose_variety_drifts_are_no_alarm(tmp_path: Path) -> None:
     assert not findings(planted(tmp_path / "probes.jsonl", vary))
 
 
-@pytest.mark.parametrize(("share", "is_said"), [(0.15, False), (0.5, True)])
-def test_rare_tokens_may_come_for_the_first_time_in_the_third_row(share: float, is_said: bool, tmp_path: Path) -> None:
-    fault = both(holds(0.02, "token_new"), sets(share, "token_new"))
-    assert [each.kind for each in findings(planted(tmp_path / "probes.jsonl", fault, 100))] == ["data"] * is_said
-
-
 def test_a_share_that_is_high_in_one_row_is_no_alarm(tmp_path: Path) -> None:
     """As in the first row of a recording of adapters, of which the product is zero then."""
     shares = of_all("grad_below_eps")

@@ -232,9 +232,7 @@ def _beyond_level(read: Readings, name: str, known: Mapping[str, Any]) -> Iterat
     limit_pm = np.full(known_pm.shape, known["level"], dtype=float)
     if "leap" in known:
         highest_pm = np.maximum.accumulate(known_pm, axis=1)[:, 1:-1]
-        fewer = 2 if "of_batch" in known else 0  # in few rows not all that is rare has come
-        leap_m = known["leap"] * (1 + fewer / np.arange(2, known_pm.shape[1]))
-        limit_pm[:, 2:] = np.clip(LEAPS * highest_pm, leap_m, known["level"])
+        limit_pm[:, 2:] = np.clip(LEAPS * highest_pm, known["leap"], known["level"])
         if read.is_of_rewards:
             limit_pm[:, : read.settled + 1] = known["level"]
     beyond_pm, least = known_pm > limit_pm, MOST if known.get("everywhere") else 1 / len(places)
