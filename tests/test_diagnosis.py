@@ -629,6 +629,14 @@ def test_attention_to_the_tokens_that_are_to_be_predicted_is_said(
     assert said == [("attention", [*BLOCKS], None)] * is_said
 
 
+def test_a_model_without_blocks_has_no_logits_that_run_away(tmp_path: Path) -> None:
+    def without(row: Row, step: int) -> None:
+        for column in [column for column in row if "/block" in column]:
+            del row[column]
+
+    assert not findings(planted(tmp_path / "a.jsonl", without))
+
+
 @pytest.mark.parametrize(("learns", "is_said"), [(True, False), (False, True)])
 def test_a_first_update_that_is_half_as_large_is_too_large_where_nothing_is_learned(
     learns: bool, is_said: bool, tmp_path: Path

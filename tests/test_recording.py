@@ -864,11 +864,11 @@ def test_mixed_precision_and_a_loss_scale_are_seen_through(dtype: torch.dtype, t
     assert mixed.get("loss_scale") == (2.0**12 if dtype == torch.float16 else None)
 
 
-@pytest.mark.parametrize("is_unscaled", [True, False])
-def test_clipping_under_a_loss_scale_is_seen(is_unscaled: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("is_unscaled", "scale"), [(True, 2.0**12), (False, 2.0**12), (True, 1.0)])
+def test_clipping_under_a_loss_scale_is_seen(is_unscaled: bool, scale: float, tmp_path: Path) -> None:
     model, out = built(), tmp_path / "probes.jsonl"
     optimizer = torch.optim.AdamW(model.parameters())
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
     recorder = lab.record(model, optimizer, every=1, out=out, scaler=scaler)
     for step in range(3):
         loss = loss_of(model, batch(step))

@@ -283,7 +283,7 @@ class Recorder:
         found = dict[str, list[str]]()
         for place, own in calls.items():
             others = [other for name, other in calls.items() if name != place]
-            if len(others) > 1 and own and all(other == others[0] for other in others) and others[0] - own:
+            if len(others) > 1 and all(other == others[0] for other in others) and others[0] - own:
                 found[f"lacks/{place}"] = sorted(others[0] - own)
         return found
 

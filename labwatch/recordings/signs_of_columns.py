@@ -283,7 +283,6 @@ def scaled_clipping(read: Readings) -> Iterator[Sign]:
         if setting.name != MAX_NORM:
             continue
         is_scaled_m = np.abs(clipped_m * scale_m - setting.at(read.step_m)) < SAME * clipped_m * scale_m
-        is_scaled_m &= norm_m > CONSTANT_CHANGE * clipped_m
         is_scaled_m &= scale_m > SCALE_FALL
         if is_scaled_m.any():
             row = int(is_scaled_m.argmax())
