@@ -72,20 +72,23 @@ def find_parts(model: nn.Module) -> Parts:
     found = {name_of[id(block)]: block for block in _blocks(model) or _numbered(model)}
     places = {name: f"block{number}" for number, name in enumerate(found)}
     blocks = dict(zip(places.values(), found.values(), strict=True))
+
+    def block_of(name: str) -> str:
+        """The block in which something of this name lies, if it does in one."""
+        return next((place for inside, place in places.items() if name.startswith(f"{inside}.")), "")
+
     routers = {place: router for place, block in blocks.items() if (router := _router(block))}
     embeddings = {name: part for name, part in model.named_modules() if isinstance(part, nn.Embedding)}
     heads = [
         (name, part)
         for name, part in model.named_modules()
-        if _last(name) in names()["heads"] and not list(part.children())
-        if not any(name.startswith(f"{inside}.") for inside in places)
+        if _last(name) in names()["heads"] and not list(part.children()) and not block_of(name)
     ]
     where, expert, stacked = dict[str, str](), dict[str, int](), set[str]()
     name_of_weight = {id(weight): name for name, weight in model.named_parameters()}
     for name in (*name_of_weight.values(), *dict(model.named_buffers())):
         owner = name.rpartition(".")[0]
-        block = next((place for inside, place in places.items() if name.startswith(f"{inside}.")), "")
-        where[name] = block or (EMBEDDING if owner in embeddings else HEAD if owner in dict(heads) else OTHER)
+        where[name] = block_of(name) or (EMBEDDING if owner in embeddings else HEAD if owner in dict(heads) else OTHER)
     for router in routers.values():
         for number, each in enumerate(_alike(router.holder)):
             expert |= {name_of_weight[id(weight)]: number for weight in each.parameters()}

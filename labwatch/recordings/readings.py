@@ -115,7 +115,8 @@ class Readings:
         self.blocks = sorted(blocks, key=lambda block: int(block[5:]))
         warm = int(np.argmin(np.append(np.diff(self.column("lr")) > 0, False)))
         self.given = recording.names.get(("given", ""), {})  # what the model gets, by the rows in which it changed
-        self.is_of_rewards = self.has("reward") and not self._imitates  # where the loss says little, and is in no unit
+        # so that the loss says little, and is in no unit
+        self.is_of_rewards = self.has("reward") and not self._imitates()
         settled = _settled_step(
             recording.loss_step_n,
             recording.loss_n,
@@ -140,7 +141,6 @@ class Readings:
         rms, mean = (float(self.column(name)[0]) for name in ("output_logit_rms", "output_logit_mean"))
         return math.sqrt(max(rms**2 - mean**2, 0.0))
 
-    @cached_property
     def _imitates(self) -> bool:
         """Whether it learns all samples that it gets, and would not draw them itself."""
         surprisal_m = self.column("excess_surprisal")

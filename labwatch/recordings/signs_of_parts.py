@@ -349,13 +349,9 @@ def unusual_updates(read: Readings) -> Iterator[Sign]:
     first = np.array([*read.at_start("attention_logit_max").values()])
     early = [read.column("attention_logit_max", block)[read.step_m <= SMALL_STEPS] for block in read.blocks]
     largest = np.array([np.nan_to_num(logit_m).max(initial=0) for logit_m in early])
-    is_long = (
-        len(early_n) > 1
-        and len(early) > 0
-        and bool((largest > np.maximum(LOGITS_GREW * first, NEAR_LOGITS * logits)).all())
-    )
-    is_far = (largest > FAR_LOGITS * logits).all()
-    is_long = is_long and bool(is_far or np.median(np.sort(early_n)[-3:]) > LONG_UPDATES)
+    have_grown = len(early) > 0 and (largest > np.maximum(LOGITS_GREW * first, NEAR_LOGITS * logits)).all()
+    are_far = (largest > FAR_LOGITS * logits).all()
+    is_long = have_grown and len(early_n) > 1 and (are_far or np.median(np.sort(early_n)[-3:]) > LONG_UPDATES)
     loss_n = read.recording.loss_n
     is_judged = read.step_m[-1] >= SMALL_STEPS and len(loss_n) and not read.is_of_rewards
     learns = not is_judged or np.median(loss_n[-STEP_LASTS:]) < LEARNED * loss_n[0]
