@@ -787,6 +787,19 @@ def test_weights_and_a_residual_stream_that_are_large_at_first_are_said(
     assert said == [("weights", ["embedding"], None, 0), ("activations", [], None, 0)] * is_said
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_numbers_of_blocks_whose_matrices_are_as_usual_may_be_large_at_first(is_known: bool, tmp_path: Path) -> None:
+    """As biases of positions are, which are looked up."""
+
+    def tell(row: Row, step: int) -> None:
+        if step == 0 and is_known:
+            row |= {f"weight_gain/{block}": 0.6 for block in BLOCKS}
+
+    grown = times(50, *(f"param_rms/{block}" for block in BLOCKS), at=0)
+    found = findings(planted(tmp_path / "probes.jsonl", both(sure(12.0, deviation=1.0), grown, tell)))
+    assert [first.kind for first in found] == ["weights"] * (not is_known)
+
+
 @pytest.mark.parametrize("healthy", [sure(label_loss=2.0), sure(label_loss=12.0, deviation=1.0)])
 def test_a_model_may_be_sure_and_right_from_the_first_row_or_know_nothing(healthy: Any, tmp_path: Path) -> None:
     """As one that was loaded, or one that has just been made."""

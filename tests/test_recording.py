@@ -243,6 +243,7 @@ def test_a_block_that_lacks_the_residual_of_the_others_is_said(lacking: str, tmp
     findings = diagnose(read_recording(tmp_path / "probes.jsonl")).findings
     found = [(each.kind, each.parts, each.since) for each in findings]
     assert found == [("activations", ["block1"], None)] * bool(lacking)
+    assert all("as the other blocks do (add(" in sentence(each) for each in findings)
 
 
 # against the lab
@@ -548,6 +549,15 @@ def test_of_a_large_batch_some_queries_meet_all_keys() -> None:
     assert weights[0, 0, 0, -1].argmax() == 150
     q[-1, :, -1], k[-1] = 3.0, 100.0  # the last query of the last row is always among them
     assert sampled({"query": q, "key": k}, "bhtk").scores_rbhts.max() == 600.0
+
+
+@pytest.mark.parametrize("hidden", [-math.inf, -1e9, torch.finfo(torch.float32).min])
+def test_a_key_is_hidden_by_any_number_that_masks_use(hidden: float) -> None:
+    band_ts = torch.ones(8, 8, dtype=torch.bool).tril().triu(-3)
+    q = torch.zeros(1, 1, 8, 4)
+    scores = sampled({"query": q, "key": q, "attn_mask": torch.where(band_ts, 0.0, hidden)}, "bhtk")
+    assert scores.ahead == 0
+    assert scores.seen.item() == pytest.approx(sum(min(t, 4) / t for t in range(1, 9)) / 8)
 
 
 # training is what it was
@@ -881,8 +891,10 @@ def test_clipping_under_a_loss_scale_is_seen(is_unscaled: bool, scale: float, tm
         optimizer.zero_grad()
         recorder.step(loss)
     recorder.close()
-    found = [(each.kind, each.parts, each.since) for each in diagnose(read_recording(out)).findings]
+    findings = diagnose(read_recording(out)).findings
+    found = [(each.kind, each.parts, each.since) for each in findings]
     assert found == [("precision", [], None)] * (not is_unscaled)
+    assert all("smaller by it (grad_norm_clipped is 2.44e-5), from" in sentence(each) for each in findings)
 
 
 @pytest.mark.parametrize("spoiled", ["forward", "optimizer", "writing"])

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from lab.model.watched import SOFTMAXES
 from labwatch.recorder.parts import names
 
+MASKED = -1e8  # far below any score; hand-written masks add or fill in -1e9
 ROWS, POSITIONS = 4, 64  # of a batch, so many rows and positions in each are sampled, evenly
 
 
@@ -179,7 +180,7 @@ def _of_softmax(scores_bhts: Tensor) -> Scores:
 
 def _is_seen(score: Tensor) -> Tensor:
     """Where a score or a bias is not that of a masked key; NaN is not."""
-    return ~(score <= torch.finfo(score.dtype).min / 2)
+    return ~(score <= max(torch.finfo(score.dtype).min / 2, MASKED))
 
 
 def _scores(before_cap_bhts: Tensor, scores_bhts: Tensor, at_t: Tensor, sink_h: Tensor | None = None) -> Scores:

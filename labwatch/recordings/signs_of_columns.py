@@ -278,7 +278,7 @@ def lost_scale(read: Readings) -> Iterator[Sign]:
 
 def scaled_clipping(read: Readings) -> Iterator[Sign]:
     """Gradients that are clipped while they hold the loss scale: to the clipping norm over the scale."""
-    norm_m, clipped_m, scale_m = (read.column(name) for name in ("grad_norm", "grad_norm_clipped", "loss_scale"))
+    clipped_m, scale_m = (read.column(name) for name in ("grad_norm_clipped", "loss_scale"))
     for setting in read.recording.settings:
         if setting.name != MAX_NORM:
             continue
@@ -286,8 +286,7 @@ def scaled_clipping(read: Readings) -> Iterator[Sign]:
         is_scaled_m &= scale_m > SCALE_FALL
         if is_scaled_m.any():
             row = int(is_scaled_m.argmax())
-            value, usual = float(clipped_m[row]), float(norm_m[row])
-            move = Move("grad_norm_clipped", "", row, row + 1, value, usual, math.inf)
+            move = Move("grad_norm_clipped", "", row, row + 1, float(clipped_m[row]), math.nan, math.inf)
             yield Sign("precision", row, moves=[move], is_exact=True)
 
 

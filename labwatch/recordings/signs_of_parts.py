@@ -292,7 +292,8 @@ def unusual_initial_values(read: Readings) -> Iterator[Sign]:
         return
     if wide := [gain for gain in gains if gain.value > WIDE]:
         yield Sign("weights", 0, [gain.place for gain in wide], wide)
-    large = [size for size in _at_first(read, "param_rms", read.places) if size.value > LARGE]
+    others = {*read.places} - {gain.place for gain in gains}  # parts without a matrix that multiplies
+    large = [size for size in _at_first(read, "param_rms", sorted(others)) if size.value > LARGE]
     if large and read.is_fresh:
         yield Sign("weights", 0, [size.place for size in large], large)
     stream, entering = _at_first(read, "block_rms", read.blocks), _at_first(read, "input_rms", [""])

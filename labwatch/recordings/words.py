@@ -107,7 +107,7 @@ def _cause(finding: Finding) -> Mapping[str, Any]:
     """The words for a kind of cause, or for what the measurement that decides shows of it."""
     if finding.functions:
         moved = {move.quantity for move in finding.moves}
-        return quantities()[next((name for name in ("given", "loss_code", "lacks") if name in moved), "functions")]
+        return quantities()[next((name for name in ("given", "loss_code") if name in moved), "functions")]
     known = quantities().get(finding.moves[0].quantity, {}) if finding.moves and not finding.changes else {}
     return known if "said" in known and known["kind"] == finding.kind else causes()[finding.kind]
 
