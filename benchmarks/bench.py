@@ -3,8 +3,8 @@
     python benchmarks/bench.py [WIDTH ...]
 
 All sides of a width are set up first, then stepped in alternating rounds, so that other load on the machine affects all
-of them.  Ratios are of fastest rounds.  The two sides of JAX are left out if it is not installed.  The page is
-RESULTS_AMX.md on a processor with matrix units, else RESULTS.md.
+of them.  Ratios are of fastest rounds.  The two sides of JAX are left out if it is not installed.  Each kind of
+processor has a page of its own.
 """
 
 from __future__ import annotations
@@ -33,6 +33,12 @@ from lab.model import kernels
 
 HERE = Path(__file__).parent
 ROUNDS, SECONDS = 3, 0.4
+# By the kind of processor.
+PAGES = {
+    "with matrix units": "RESULTS_AMX.md",
+    "with products of bf16, without matrix units": "RESULTS.md",
+    "without products of bf16": "RESULTS_FP32.md",
+}
 METHOD = f"""\
 One model-step is one update of one model on {BATCH} x {LENGTH} bytes with vocabulary {VOCABULARY}, head width
 {HEAD_WIDTH}, qk-layernorm, z-loss, clipping at norm 1 and AdamW, including the drawing of the batch. Models have two
@@ -192,6 +198,12 @@ def whole_runs() -> dict[str, float]:
     return seconds
 
 
+def kind() -> str:
+    """Return the kind of this processor, a key of ``PAGES``."""
+    with_units, with_bf16, without = PAGES
+    return with_units if kernels.multiplies_tiles() else with_bf16 if machine.multiplies_bf16() else without
+
+
 def processor() -> str:
     """Return the processor's name, if the system reports it, or else the architecture."""
     try:
@@ -229,11 +241,11 @@ def table(first: str, names: Sequence[str]) -> Iterator[str]:
 
 
 def page(facts: Mapping[str, Any], tables: Mapping[int, Sequence[str]], results: Mapping[str, Any]) -> Iterator[str]:
-    """Yield RESULTS.md, line by line."""
+    """Yield the page of this kind of processor, line by line."""
     line = "; ".join(f"{key.replace('_', ' ')} {value}" for key, value in facts.items())
-    has_tiles = "with" if kernels.multiplies_tiles() else "without"
-    yield f"# Speed {has_tiles} matrix units\n\nWritten by `make bench`. {line}.\n"
-    yield "Pages of [processors with matrix units](RESULTS_AMX.md) and of [others](RESULTS.md).\n"
+    yield f"# Speed {kind()}\n\nWritten by `make bench`. {line}.\n"
+    others = [f"[{name}]({file})" for name, file in PAGES.items() if name != kind()]
+    yield f"There are pages of processors {' and '.join(others)}.\n"
     yield METHOD
     for width, lines in tables.items():
         yield f"## Width {width}, {depth(width)} blocks\n"
@@ -277,7 +289,7 @@ def main() -> None:
         print(f"width {width}, {time.time() - started:.0f} s", *tables[width], sep="\n", flush=True)
     results["cpu"]["costs"], results["cpu"]["seconds_of_lab_train_by_steps"] = costs(), whole_runs()
     text = "\n".join(page(results["machine"], tables, results)) + "\n"
-    (HERE / ("RESULTS_AMX.md" if kernels.multiplies_tiles() else "RESULTS.md")).write_text(text)
+    (HERE / PAGES[kind()]).write_text(text)
     print(text, f"in all {time.time() - started:.0f} s", sep="\n")
 
 

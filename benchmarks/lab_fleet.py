@@ -49,9 +49,13 @@ def shapes_of_products(width: int, runs: int) -> list[tuple[int, int, int, int]]
 
 
 def products(width: int, precision: str, runs: int) -> Callable[[], int]:
-    """Build a step of a fleet's matrix products alone, forward and backward: no engine can be faster."""
+    """Build a step of a fleet's matrix products alone, forward and backward: no engine can be faster.
+
+    A CPU without fast products of bf16 multiplies in fp32, as the lab does there.
+    """
     machine.configure_torch()
-    shapes, operands = shapes_of_products(width, runs), FORMATS[precision] or torch.float32
+    shapes = shapes_of_products(width, runs)
+    operands = (FORMATS[precision] if machine.multiplies_bf16() else None) or torch.float32
     matrices = {shape: [torch.randn(s, dtype=operands) for s in _operands(*shape)] for shape in set(shapes)}
 
     def step() -> int:
