@@ -1468,6 +1468,29 @@ def test_code_after_which_attention_has_another_mask_is_of_attention(ahead: floa
         assert (found.kind, found.step) == (kind, AT)
 
 
+@pytest.mark.parametrize(
+    ("seeing", "names", "parts"),
+    [
+        (["block2"], "layers", ["block2"]),
+        (["block0", "block3"], "layers", ["block3"]),  # the first is an encoder
+        (["block0", "block1"], "layers", []),
+        (["block1", "block3"], "layers", []),  # by plan in turns
+        (["block2", "block3"], "towers", []),
+    ],
+)
+def test_a_block_that_sees_ahead_after_one_that_does_not_is_said(
+    seeing: list[str], names: str, parts: list[str], tmp_path: Path
+) -> None:
+    ahead = [holds(0.4 * (block in seeing), f"attention_ahead/{block}") for block in BLOCKS]
+    out = planted(tmp_path / "probes.jsonl", both(*ahead))
+    lists = {"layers": ["a"] * 4, "towers": ["a", "a", "b", "b"]}[names]
+    header, *rows = out.read_text().splitlines()
+    of_blocks = {block: f"{of}.{number}" for number, (block, of) in enumerate(zip(BLOCKS, lists, strict=True))}
+    out.write_text("\n".join([json.dumps(json.loads(header) | {"blocks": of_blocks}), *rows, ""]))
+    said = [(found.kind, found.parts, found.since) for found in findings(out)]
+    assert said == [("attention", parts, None)] * bool(parts)
+
+
 @pytest.mark.parametrize(("loss", "kinds"), [(-1.0, []), (0.0, ["data"])])
 def test_gradients_that_grow_with_what_is_learned_are_no_alarm(loss: float, kinds: list[str], tmp_path: Path) -> None:
     def learn(row: Row, step: int) -> None:

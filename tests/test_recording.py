@@ -209,6 +209,22 @@ def test_the_gain_of_initial_matrices_is_written_once(tmp_path: Path) -> None:
     assert not [name for name in second if name.startswith("weight_gain")]
 
 
+@pytest.mark.parametrize("new", [[], [1], [1, 2], [0, 1, 2]])
+def test_a_block_that_was_not_loaded_is_said_where_all_others_were(new: list[int], tmp_path: Path) -> None:
+    """Gains of its norms are ones still; of two such blocks, or of a new model, nothing is said."""
+    model = built()
+    with torch.no_grad():
+        for number, layer in enumerate(model.layers):
+            for vector in layer.parameters():
+                if vector.ndim == 1 and number not in new:
+                    vector += 0.01 * torch.randn(len(vector))
+    first, second, *_ = run(model, tmp_path / "probes.jsonl")
+    assert [first[f"constant_vectors/block{number}"] for number in range(3)] == [(n in new) / 2 for n in range(3)]
+    assert not [name for name in second if name.startswith("constant_vectors")]
+    findings = diagnose(read_recording(tmp_path / "probes.jsonl")).findings
+    assert [(each.kind, each.parts, each.since) for each in findings] == [("weights", ["block1"], None)] * (new == [1])
+
+
 def test_the_head_has_a_usual_name_and_stands_in_no_block(tmp_path: Path) -> None:
     class Classifier(nn.Module):
         def __init__(self) -> None:

@@ -242,6 +242,8 @@ class Measurement:
             in_training = [module.training for module in self.model.modules()]
             self.tally.add(Key("in_evaluation"), 1 - sum(in_training) / len(in_training))
             self._compare_buffers()
+            if not self.samples:
+                self._measure_vectors()
         self.called.begin(args, kwargs)
         given = [*tensors([args, kwargs])]
         self.passing.enter_context(intercepting_transformers(self._measure_scores))
@@ -266,6 +268,13 @@ class Measurement:
             self.tally.add(Key("token_perplexity"), _perplexity(count_v))
             for name, value in self._against_those_before("token", count_v).items():
                 self.tally.add(Key(name), value)
+
+    def _measure_vectors(self) -> None:
+        """Measure, before the first update, in which vectors of blocks all entries are one number, as of new norms."""
+        for name, weight in self.model.named_parameters():
+            place, vector = self.parts.where.get(name), _whole_or_shard(weight)
+            if place in self.parts.blocks and weight.ndim == 1 and vector is not None and vector.numel() > 1:
+                self.tally.add(Key("constant_vectors", place, name), (vector == vector[0, 0]).all())
 
     def _compare_buffers(self) -> None:
         """Measure which buffers have other values than at the update that was measured before."""

@@ -32,8 +32,9 @@ from labwatch.recordings.recording import OF_LOSS, OF_PROBABILITIES
 
 # A block is unlike the others from the first row on if its weights are larger by this factor than their median.
 # Or if its attention logits are so many times smaller, as those of small queries and keys. And an embedding of such an
-# RMS is unlike any, since the first norm makes its gradients as many times larger.
-UNLIKE, SMALLER_LOGITS, SMALL_EMBEDDING = 4.0, 30.0, 1e-3
+# RMS is unlike any, since the first norm makes its gradients as many times larger. A block has not been trained, as all
+# others have, if of so many more of its vectors all entries are one number.
+UNLIKE, SMALLER_LOGITS, SMALL_EMBEDDING, UNTRAINED = 4.0, 30.0, 1e-3, 0.2
 # Attention has collapsed if its entropy is so small, in nats.
 COLLAPSED = 0.05
 # A model is sure of what it predicts if its output logits have this standard deviation. Attention and routers are sure
@@ -263,7 +264,10 @@ def lost_counts(read: Readings) -> Iterator[Sign]:
 
 
 def unlike_weights(read: Readings) -> Iterator[Sign]:
-    """Blocks whose weights are larger than those of the other blocks from the first row on; or a tiny embedding."""
+    """Blocks whose weights are larger than those of the others from the first row on, or alone have not been trained.
+
+    Or a tiny embedding.
+    """
     rms, embedding = read.at_start("param_rms"), float(read.column("param_rms", "embedding")[0])
     if 0 < embedding < SMALL_EMBEDDING and read.is_fresh:
         usual = float(np.median([*rms.values()]))
@@ -273,6 +277,11 @@ def unlike_weights(read: Readings) -> Iterator[Sign]:
         usual = float(np.median([other for name, other in rms.items() if name != block] or [math.nan]))
         if len(rms) >= 3 and value > UNLIKE * usual:
             yield Sign("weights", 0, [block], [Move("param_rms", block, 0, 1, value, usual, math.inf)])
+    shares = read.at_start("constant_vectors")
+    for block, share in shares.items():
+        most = max([other for name, other in shares.items() if name != block], default=math.nan)
+        if len(shares) >= 3 and share > most + UNTRAINED:
+            yield Sign("weights", 0, [block], [Move("constant_vectors", block, 0, 1, share, most, math.inf)])
     logits = read.at_start("attention_logit_max")
     for block, value in logits.items():
         least = min([other for name, other in logits.items() if name != block], default=math.nan)
@@ -320,11 +329,23 @@ def _at_first(read: Readings, name: str, places: Sequence[str]) -> list[Move]:
 
 
 def sees_labels(read: Readings) -> Iterator[Sign]:
-    """Blocks that see, from the start, the next tokens, which the model is to predict, beyond those without a label."""
+    """Blocks that see, from the start, the next tokens, which the model is to predict, beyond those without a label.
+
+    Or one that sees later tokens and comes after one that does not, in a list of blocks, so it is none of an encoder.
+    """
     prompt = 1 - float(read.column("label_share")[0])
-    seen = [ahead for ahead in _at_first(read, "attention_ahead", read.blocks) if ahead.value > AHEAD + prompt / 2]
+    ahead = _at_first(read, "attention_ahead", read.blocks)
+    seen = [block for block in ahead if block.value > AHEAD + prompt / 2]
+    lists = {place: name.rpartition(".")[0] for place, name in read.recording.header.get("blocks", {}).items()}
+    after = [
+        block
+        for before, block in pairwise(ahead)
+        if lists.get(before.place) == lists.get(block.place) and before.value == 0 and block.value > AHEAD
+    ]
     if seen and read.column("label_next")[0] > NEXT:
-        yield Sign("attention", 0, [ahead.place for ahead in seen], seen, is_exact=True)
+        yield Sign("attention", 0, [block.place for block in seen], seen, is_exact=True)
+    elif len(after) == 1:
+        yield Sign("attention", 0, [after[0].place], after, is_exact=True)
 
 
 def probabilities(read: Readings) -> Iterator[Sign]:
