@@ -209,6 +209,22 @@ def test_the_gain_of_initial_matrices_is_written_once(tmp_path: Path) -> None:
     assert not [name for name in second if name.startswith("weight_gain")]
 
 
+def test_shares_of_a_large_weight_are_of_rows_that_lie_evenly(tmp_path: Path) -> None:
+    model, small_o = nn.Linear(256, 1024, bias=False), torch.arange(1024) < 256
+    optimizer = torch.optim.AdamW(model.parameters(), eps=1e-3)
+    recorder = lab.record(model, optimizer, out=tmp_path / "probes.jsonl", every=1)
+    for scale in [1.0] * 20 + [100.0]:
+        loss = (model(torch.ones(1, 256)) * torch.where(small_o, 1e-6, scale)).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        recorder.step(loss)
+    recorder.close()
+    first, *_, last = written(tmp_path / "probes.jsonl")[1:]
+    assert [row["grad_below_eps"] for row in (first, last)] == [0.25, 0.25]
+    assert [row["moment_outliers"] for row in (first, last)] == [0.0, 0.75]
+
+
 @pytest.mark.parametrize("new", [[], [1], [1, 2], [0, 1, 2]])
 def test_a_block_that_was_not_loaded_is_said_where_all_others_were(new: list[int], tmp_path: Path) -> None:
     """Gains of its norms are ones still; of two such blocks, or of a new model, nothing is said."""

@@ -33,7 +33,7 @@ OF_SAMPLED_BLOCK = (
 OF_SAMPLED_GRADIENT = (formats.grad_underflow_fp16, formats.grad_underflow_e4m3, formats.grad_underflow_mx)
 OF_LOGITS = (routing.router_logit_max, routing.router_log_z, routing.router_entropy)
 TOKENS = 512  # of which output logits are measured
-ENTRIES = 2**16  # of a tensor, of which shares in other number formats, and updates unlike Adam's, are measured
+ENTRIES = 2**16  # of a tensor, of which shares, and updates unlike Adam's, are measured
 
 MOST_LABELS = 0.9  # the share of tokens whose gradient is that of a cross-entropy, if the loss is one
 LEAST_MISSED = 1e-3  # the probability of other tokens, without which a gradient tells no weight
@@ -632,11 +632,12 @@ class Measurement:
             self._add(name, "param_rms", updates.param_rms({name: w}), w)
             self._add(name, "grad_rms", updates.grad_rms({name: g}), g)
             self._compare(name, g, "update")
+            sampled = {name: _sample(g)}
             if isinstance(group.get("eps"), int | float):  # Adafactor has two
-                self._add(name, "grad_below_eps", updates.grad_below_eps({name: g}, group["eps"]), g)
+                self._add(name, "grad_below_eps", updates.grad_below_eps(sampled, group["eps"]), g)
                 self.tally.add(Key("eps", self.parts.where[name], name), float(group["eps"]))
             for measure in OF_SAMPLED_GRADIENT:
-                self._add(name, measure.__name__, measure({name: _sample(g)}), g)
+                self._add(name, measure.__name__, measure(sampled), g)
             if not _is_adam(optimizer, group):
                 self.before[name] = _sample(w).clone()
 
@@ -706,7 +707,8 @@ class Measurement:
             if square is not None and square.shape == g.shape and len(betas) == 2 and made is not None:
                 unbias1, unbias2 = (1 - beta ** float(made) for beta in betas)
                 self._add(name, "moment_ratio", updates.moment_ratio({name: g}, {name: square}, unbias2), g)
-                self._add(name, "moment_outliers", updates.moment_outliers({name: g}, {name: square}, unbias2), g)
+                sampled = {name: _sample(g)}, {name: _sample(square)}
+                self._add(name, "moment_outliers", updates.moment_outliers(*sampled, unbias2), g)
             if _is_adam(optimizer, group):
                 mean = _whole_or_shard(state["exp_avg"])
                 direction = (mean / unbias1) / ((square / unbias2).sqrt() + group["eps"])
