@@ -237,6 +237,19 @@ FAULTS: dict[str, tuple[Callable[[Row, int], None], str, list[str]]] = {
         both(sure(label_loss=12.0), times(9, "param_rms/embedding", at=0), sets(None, "param_rms/head", at=0)),
         *("weights", ["embedding"]),
     ),
+    "initial embedding that is large where it enters the first block": (
+        both(
+            sure(label_loss=12.0, deviation=1.0),
+            times(12, "param_rms/embedding", at=0),
+            times(10, "input_rms", *of_all("block_rms"), at=0),
+        ),
+        *("weights", ["embedding"]),
+    ),
+    "labels that are the tokens from the start": (
+        both(holds(1.0, "label_same"), holds(0.1, "label_next")),
+        *("data", []),
+    ),
+    "a reference that is the policy itself from the start": (holds(0.0, "kl"), "policy", []),
     "dead from the start": (sets(["w.1"], "gradient_zero/block1", at=0), "dead", ["block1"]),
     "a mask that is gone": (both(holds(0.0, *AHEAD), sets(0.4, *AHEAD)), "attention", []),
     "a mask of one block": (both(holds(0.0, *AHEAD), sets(0.4, AHEAD[1])), "attention", ["block1"]),
@@ -491,6 +504,29 @@ FAULTS: dict[str, tuple[Callable[[Row, int], None], str, list[str]]] = {
         ),
         *("frozen", ["block3"]),
     ),
+    "labels that are all masked, so that no weight has a gradient": (
+        both(
+            holds(1.0, "row_share"),
+            sets(0.0, "row_share"),
+            sets(["w.1"], *(f"gradient_zero/{part}" for part in PARTS)),
+            times(1, loss=1.5),
+        ),
+        *("data", []),
+    ),
+    "micro-batches that are not averaged, of which the head sees a view": (
+        both(
+            other_calls("head", "no longer view(contiguous)", "now view(getitem)"),
+            *(holds(1.0, "loss_weight"), sets(4.0, "loss_weight")),
+        ),
+        *("gradients", []),
+    ),
+    "NaN that the first block makes": (
+        both(
+            sets(math.inf, "attention_logit_max/block2", "attention_logit_max/block3", *of_all("block_rms")),
+            sets(["w.1"], *(f"gradient_not_finite/{part}" for part in PARTS)),
+        ),
+        *("not_finite", ["block0"]),
+    ),
     "labels that count no more": (
         both(calls(*BLOCKS), sets(["w.1"], *(f"gradient_zero/{part}" for part in PARTS))),
         *("dead", []),
@@ -595,21 +631,23 @@ def test_initial_matrices_of_another_size_are_said(
 
 
 @pytest.mark.parametrize(
-    ("factor", "label_loss", "is_said"),
+    ("factor", "label_loss", "until", "is_said"),
     [
-        (200, 12.0, True),
-        (200, 2.0, True),
-        (50, 12.0, False),
-        (0.01, 12.0, True),
-        (0.01, 2.0, False),
-        (0.1, 12.0, False),
+        (200, 12.0, STEPS, True),
+        (200, 2.0, STEPS, True),
+        (50, 12.0, 5, False),
+        (50, 12.0, STEPS, True),
+        (20, 12.0, STEPS, False),
+        (0.01, 12.0, STEPS, True),
+        (0.01, 2.0, STEPS, False),
+        (0.1, 12.0, STEPS, False),
     ],
 )
 def test_updates_of_another_size_than_those_of_models_that_learn_are_said(
-    factor: float, label_loss: float, is_said: bool, tmp_path: Path
+    factor: float, label_loss: float, until: int, is_said: bool, tmp_path: Path
 ) -> None:
-    """Small ones only of a model that has learned nothing, as those of fine-tuning are small by plan."""
-    fault = both(sure(label_loss, deviation=1.0), times(factor, *of_all("update_ratio"), at=0))
+    """The first ones may be large; small ones are said only of a model that has learned nothing, not of fine-tuning."""
+    fault = both(sure(label_loss, deviation=1.0), times(factor, *of_all("update_ratio"), at=0, until=until))
     said = [
         (found.kind, found.parts, found.since, found.step) for found in findings(planted(tmp_path / "a.jsonl", fault))
     ]
@@ -644,7 +682,7 @@ def test_a_first_update_that_is_half_as_large_is_too_large_where_nothing_is_lear
     def tell(row: Row, step: int) -> None:
         row["loss"] = row["loss"] if learns else 3 + np.random.default_rng(step).normal(0, 0.03)
 
-    fault = both(tell, times(70, *of_all("update_ratio"), at=0))
+    fault = both(tell, times(70, *of_all("update_ratio"), at=0, until=5))
     said = [(found.kind, found.parts, found.since) for found in findings(planted(tmp_path / "a.jsonl", fault))]
     assert said == [("rate", [], None)] * is_said
 
@@ -1229,6 +1267,22 @@ def test_updates_that_are_zero_now_and_then_or_where_the_rate_is_low_are_no_alar
         assert "frozen" not in [found.kind for found in findings(planted(tmp_path / "probes.jsonl", fault))]
 
 
+@pytest.mark.parametrize(
+    ("name", "at", "is_said"),
+    [
+        ("blocks.2.norm1.weight", 0, False),
+        ("blocks.2.norm1.weight", AT, True),
+        ("blocks.2.norm1.bias", 0, True),
+        ("blocks.2.up.weight", 0, True),
+    ],
+)
+def test_a_norm_of_zeros_has_an_idle_gain(name: str, at: int, is_said: bool, tmp_path: Path) -> None:
+    """As before the first block of a decoder that begins with queries of zeros."""
+    for what, kind in (("gradient_zero", "dead"), ("update_zero", "frozen")):
+        found = findings(planted(tmp_path / "probes.jsonl", sets([name], f"{what}/block2", at=at)))
+        assert [(each.kind, each.parts) for each in found] == [(kind, ["block2"])] * is_said
+
+
 @pytest.mark.parametrize("zero_at_first", [[], ["block0", "block2"]])
 def test_gradients_that_are_zero_in_the_last_row_alone_are_said(zero_at_first: list[str], tmp_path: Path) -> None:
     """Of three rows, in which they never were before, though others may be, as behind adapters that begin at zero."""
@@ -1469,20 +1523,23 @@ def test_code_after_which_attention_has_another_mask_is_of_attention(ahead: floa
 
 
 @pytest.mark.parametrize(
-    ("seeing", "names", "parts"),
+    ("seeing", "names", "following", "parts"),
     [
-        (["block2"], "layers", ["block2"]),
-        (["block0", "block3"], "layers", ["block3"]),  # the first is an encoder
-        (["block0", "block1"], "layers", []),
-        (["block1", "block3"], "layers", []),  # by plan in turns
-        (["block2", "block3"], "towers", []),
+        (["block2"], "layers", 0.1, ["block2"]),
+        (["block0", "block3"], "layers", 0.1, ["block3"]),  # the first is an encoder
+        (["block0", "block1"], "layers", 0.1, []),
+        (["block1", "block3"], "layers", 0.1, []),  # by plan in turns
+        (["block2", "block3"], "towers", 0.1, []),
+        (["block0", "block1"], "towers", 1.0, []),  # an encoder, beside a decoder that predicts next tokens
+        (["block0", "block1", "block2"], "towers", 1.0, ["block2"]),
+        ([*BLOCKS], "towers", 1.0, [*BLOCKS]),
     ],
 )
-def test_a_block_that_sees_ahead_after_one_that_does_not_is_said(
-    seeing: list[str], names: str, parts: list[str], tmp_path: Path
+def test_a_block_that_sees_ahead_and_is_of_no_encoder_is_said(
+    seeing: list[str], names: str, following: float, parts: list[str], tmp_path: Path
 ) -> None:
     ahead = [holds(0.4 * (block in seeing), f"attention_ahead/{block}") for block in BLOCKS]
-    out = planted(tmp_path / "probes.jsonl", both(*ahead))
+    out = planted(tmp_path / "probes.jsonl", both(*ahead, holds(following, "label_next"), holds(1.0, "label_share")))
     lists = {"layers": ["a"] * 4, "towers": ["a", "a", "b", "b"]}[names]
     header, *rows = out.read_text().splitlines()
     of_blocks = {block: f"{of}.{number}" for number, (block, of) in enumerate(zip(BLOCKS, lists, strict=True))}
@@ -1664,6 +1721,7 @@ def test_a_block_that_is_added_is_no_alarm(before: list[str], now: list[str], is
     [
         ("now Mul(the model)", "log_z", "output_logits", ["head"]),
         ("now Mul(NllLoss)", "log_z", "data", []),
+        ("now Mul(8) of the model", "log_z", "output_logits", ["head"]),
         ("now Mul(the model)", "batch_rms", "data", []),  # of a regression
     ],
 )

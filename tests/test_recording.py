@@ -257,6 +257,20 @@ def test_the_head_has_a_usual_name_and_stands_in_no_block(tmp_path: Path) -> Non
     recorder.close()
 
 
+@pytest.mark.parametrize(("classes", "blocks"), [("eedd", 4), ("eddd", 0), ("e", 1), ("dddd", 4)])
+def test_a_list_of_two_blocks_of_each_class_is_one_of_blocks(classes: str, blocks: int, tmp_path: Path) -> None:
+    class Encoding(nn.Sequential): ...
+
+    class Decoding(nn.Sequential): ...
+
+    made = [(Encoding if of == "e" else Decoding)(nn.Linear(WIDTH, WIDTH)) for of in classes]
+    model = nn.ModuleDict({"layers": nn.ModuleList(made), "heads": nn.ModuleDict({"box": nn.Linear(WIDTH, 4)})})
+    recorder = lab.record(model, torch.optim.SGD(model.parameters()), out=tmp_path / "probes.jsonl")
+    assert [*recorder.parts.blocks.values()] == made[:blocks]
+    assert recorder.parts.where["heads.box.weight"] == "head"
+    recorder.close()
+
+
 @pytest.mark.parametrize("lacking", ["", "attention", "both"])
 def test_a_block_that_lacks_the_residual_of_the_others_is_said(lacking: str, tmp_path: Path) -> None:
     class Lacking(Block):
@@ -1350,7 +1364,7 @@ def test_a_loss_that_is_computed_in_another_way_is_told(kind: str, tmp_path: Pat
             *("now Mean(Logsumexp)", "now Pow(Mean)", "now Sub(Pow)"),
         ],
         "sign": ["no longer Sub(Mean)", "now Sub(data, Mean)"],
-        "axis": ["no longer Logsumexp(-1)", "now Logsumexp(0)"],
+        "axis": ["no longer Logsumexp(-1) of the model", "now Logsumexp(0) of the model"],
     }
     backward = torch.autograd.backward
     rows = run_with(model, tmp_path / "probes.jsonl", lambda step: None, loss)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
@@ -147,15 +148,22 @@ def block_modules(module: nn.Module) -> list[nn.Module]:
 
 
 def block_lists(module: nn.Module) -> list[list[nn.Module]]:
-    """Lists of modules of one class that consist of others, as an encoder and a decoder have; not those inside of one,
-    as of the experts of a block.
+    """Lists of modules that consist of others, of one class or of several of each; not those inside of one.
+
+    An encoder and a decoder have such lists, and so have the experts of a block.
     """
     lists = [list(inner) for inner in module.modules() if isinstance(inner, nn.ModuleList) and len(inner)]
-    alike = [blocks for blocks in lists if len({*map(type, blocks)}) == 1 and any(blocks[0].children())]
+    alike = [blocks for blocks in lists if _are_alike(blocks) and all(any(block.children()) for block in blocks)]
     inside = {
         id(part) for blocks in alike for block in blocks for child in block.children() for part in child.modules()
     }
     return [blocks for blocks in alike if id(blocks[0]) not in inside]
+
+
+def _are_alike(blocks: Sequence[nn.Module]) -> bool:
+    """Whether there are no blocks of other classes, or two at least of each, as where a decoder follows an encoder."""
+    counts = Counter(map(type, blocks)).values()
+    return len(counts) == 1 or min(counts) > 1
 
 
 def _matching(module: nn.Module, pattern: str) -> dict[str, nn.Module]:

@@ -141,16 +141,20 @@ class Called:
             entering = [entering for entering, _ in node.next_functions]
             while entering and entering[-1] is None:  # data, which is told where something follows it
                 entering.pop()
-            calls[node] = f"{_name(node)}({', '.join(map(self._named, entering))})"
+            of = [self._named(each) for each in entering]
+            calls[node] = f"{_name(node)}({', '.join(of)})"
             numbers = "" if is_double else ", ".join(f"{number:g}" for number in _numbers(node))
-            functions.add(f"{_name(node)}({numbers})" if numbers else _name(node))
+            told = f"{_name(node)}({numbers})" if numbers else _name(node)
+            functions.add(f"{told} of the model" if numbers and "the model" in of else told)
             functions |= {OF_PROBABILITIES} if _is_of_probabilities(node) else set()
             nodes += entering
         if is_of_model and calls:
             self.functions[OF_LOSS], self.calls[OF_LOSS] = functions, Counter(calls.values())
 
     def _named(self, node: Any) -> str:
-        """What enters a function of the loss."""
+        """What enters a function of the loss, itself or a view of it."""
+        while node is not None and node._sequence_nr() > self.last_of_model and _name(node) in names()["views"]:
+            node = node.next_functions[0][0]
         if node is None:
             return "data"
         if _is_weight(node):

@@ -88,7 +88,8 @@ def find_parts(model: nn.Module) -> Parts:
     name_of_weight = {id(weight): name for name, weight in model.named_parameters()}
     for name in (*name_of_weight.values(), *dict(model.named_buffers())):
         owner = name.rpartition(".")[0]
-        where[name] = block_of(name) or (EMBEDDING if owner in embeddings else HEAD if owner in dict(heads) else OTHER)
+        is_head = not {*names()["heads"]}.isdisjoint(plain(owner).split("."))
+        where[name] = block_of(name) or (EMBEDDING if owner in embeddings else HEAD if is_head else OTHER)
     for router in routers.values():
         for number, each in enumerate(_alike(router.holder)):
             expert |= {name_of_weight[id(weight)]: number for weight in each.parameters()}

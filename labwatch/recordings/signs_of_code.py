@@ -31,7 +31,10 @@ OF_MASK = rf"(([\w.]*\.)?{MASKS}|\w+\((torch\.bool\)|{MASKS}))"
 MAKES_MASK = re.compile(rf"^(no longer|now) {OF_MASK}")
 RESIDUAL = re.compile(r"\bi?add\((\S*(linear|transpose), \S+|\S+, \S*(linear|transpose))\)$")
 CAST = re.compile(r"^((no longer|now) )?(to|float|half|bfloat16|double|type|type_as)\b")
-SCALES_LOGITS = re.compile(r"^(no longer|now) (Mul|Div)\(the model\)")  # before the loss takes them, as a temperature
+# Logits are scaled before the loss takes them, as by a temperature.
+SCALES_LOGITS = re.compile(r"^(no longer|now) (Mul|Div)\((the model\)|.*\) of the model)")
+TAKES_LOGITS = re.compile(r"Log(Softmax|Sigmoid|sumexp)|BinaryCrossEntropyWithLogits")
+VIEWS = re.compile(r"^(no longer|now) (view|reshape|flatten|contiguous|getitem|(un)?squeeze)\(")
 NUMBER, SIZE = re.compile(r"-?\d[\d.e+-]*"), re.compile(r"\d+(?=[,\]])")
 NOT_USED = "which is not used"
 FEWEST_TO_SKIP = 6  # rows after which it is no chance if a part skips something in the last ones alone
@@ -84,11 +87,11 @@ def _other_loss(read: Readings, found: Mapping[int, dict[str, list[str]]]) -> It
             for name in ("loss_weight", "cross_entropy")
             if any(sign.row == row for sign in no_longer_constant(read, name))
         }
-        calls = _calls(read, row, [OF_LOSS])
+        takes_logits = any(map(TAKES_LOGITS.match, read.recording.names.get(("functions", OF_LOSS), {}).get(0, [])))
+        functions = [*functions, *_calls(read, row, [OF_LOSS])]
         kind = "gradients" if changed == {"loss_weight"} else "policy" if read.is_of_rewards else "data"
-        if kind == "data" and read.has("log_z") and any(map(SCALES_LOGITS.search, calls)):
+        if kind == "data" and (takes_logits or read.has("log_z")) and any(map(SCALES_LOGITS.search, functions)):
             kind = "output_logits"
-        functions = [*functions, *calls]
         yield Sign(kind, row, (), [move], functions=functions, is_exact=True, is_harmless=is_harmless(read, row))
 
 
@@ -153,6 +156,7 @@ def _other_calls(read: Readings, other_functions: Collection[int], reshaped: Col
         is_told = is_of_most or is_own or is_mask or _is_residual(calls)
         is_told = is_told or {*places} == {"head"} or len(read.step_m) >= FEWEST_TO_SKIP
         of_shape = row in reshaped and (is_of_most or not is_own)  # which all blocks get
+        of_shape = of_shape or ({*places} == {"head"} and bool(calls) and all(map(VIEWS.search, calls)))
         if of_shape or row in other_functions or not is_told:
             continue
         yield _sign_of_code(read, row, places, list(dict.fromkeys(calls)) or ["other calls than before"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, pairwise
@@ -35,6 +36,7 @@ from labwatch.recordings.recording import OF_LOSS, OF_PROBABILITIES
 # RMS is unlike any, since the first norm makes its gradients as many times larger. A block has not been trained, as all
 # others have, if of so many more of its vectors all entries are one number.
 UNLIKE, SMALLER_LOGITS, SMALL_EMBEDDING, UNTRAINED = 4.0, 30.0, 1e-3, 0.2
+GAIN = re.compile(r"(norm|(^|[._])ln)[^.]*\.(weight|gain|scale|g)$", re.IGNORECASE)
 # Attention has collapsed if its entropy is so small, in nats.
 COLLAPSED = 0.05
 # A model is sure of what it predicts if its output logits have this standard deviation. Attention and routers are sure
@@ -46,11 +48,11 @@ SURE, SURE_LOGITS, WIDE, NARROW, LARGE, LARGE_STREAM, LARGE_INPUT = 3.0, 8.0, 3.
 # tokens than a prefix that all see would have, if the tokens without a label were that.
 NEXT, AHEAD = 0.9, 0.05
 # Updates are too large if the first ones of most parts change weights by such a share of their size, or by half of that
-# where the loss does not fall to such a share; or if two in so many steps do by such a one while the largest attention
-# logits of all blocks grow so many times and to such a share of their level, or these grow so many times beyond it.
-# They are too small if in so many steps, of a model that had just been made, they never change weights by such a
-# share. They change apart from gradients if the logarithm of what a rate of one would make of them changes by so much
-# more.
+# in a later row of the first steps, or where the loss does not fall to such a share; or if two in so many steps do by
+# such a one while the largest attention logits of all blocks grow so many times and to such a share of their level, or
+# these grow so many times beyond it. They are too small if in so many steps, of a model that had just been made, they
+# never change weights by such a share. They change apart from gradients if the logarithm of what a rate of one would
+# make of them changes by so much more.
 LARGE_UPDATES, LONG_UPDATES, SMALL_UPDATES, SMALL_STEPS, UPDATES_APART = 0.2, 0.015, 1e-4, 100, 1.1
 LOGITS_GREW, NEAR_LOGITS, FAR_LOGITS, LEARNED = 4.0, 0.125, 4.0, 0.9
 # Weights have moved by more than their updates can if it is so many times what these explain. The first are small. They
@@ -94,10 +96,10 @@ def not_finite(read: Readings) -> Iterator[Sign]:
     for what in ("weight", "activation", "gradient", "update"):
         parts = of_names.get(what, {}).get(first, {})
         if what == "activation":
-            found = [
-                place for (name, place), row in infinite.items() if row == first and name.startswith(("block", "att"))
-            ]
-            is_of_all = 1 < len(found) == len(read.blocks) or np.isinf(read.column("input_rms")[first])
+            made = {place for (name, place), row in infinite.items() if row == first and name[:3] in ("blo", "att")}
+            found = [block for block in read.blocks if block in made]
+            entering = read.column("input_rms")[first]
+            is_of_all = np.isinf(entering) or (np.isnan(entering) and 1 < len(found) == len(read.blocks))
             parts = {} if is_of_all else {place: [] for place in found[:1]}
         if parts and not (what == "gradient" and scaled):
             yield Sign(
@@ -108,8 +110,9 @@ def not_finite(read: Readings) -> Iterator[Sign]:
 
 
 def zero_gradients(read: Readings) -> Iterator[Sign]:
-    """Weights whose gradients are exactly zero in some rows in a row."""
-    rows = {row: parts for row, parts in read.named("gradient_zero").items() if not read.teach_nothing_m[row]}
+    """Weights whose gradients are exactly zero in some rows in a row, and not since no label counts."""
+    is_taught_m = ~read.teach_nothing_m & (read.column("row_share") != 0)
+    rows = {row: parts for row, parts in _but_idle_gains(read, "gradient_zero").items() if is_taught_m[row]}
     end = len(read.step_m)
     for row, parts in rows.items():
         lasts = LASTING + (row == 0)  # behind two matrices that are zero at first there are no gradients in two updates
@@ -124,6 +127,17 @@ def zero_gradients(read: Readings) -> Iterator[Sign]:
             names, is_of_all = [name for of in lasting.values() for name in of], len(lasting) >= MOST * len(read.places)
             yield Sign("dead", row, sorted(lasting), weights=names, is_exact=is_of_all)  # as where no label counts
             return
+
+
+def _but_idle_gains(read: Readings, what: str) -> dict[int, dict[str, list[str]]]:
+    """Names of weights of which something is so, but for gains of norms of which it is so from the first row on.
+
+    A norm that gets zeros, as before the first block of a decoder of queries, has nothing to multiply.
+    """
+    rows = read.named(what)
+    idle = {name for of in rows.get(0, {}).values() for name in of if GAIN.search(name)}
+    kept = {row: {part: [x for x in of if x not in idle] for part, of in parts.items()} for row, parts in rows.items()}
+    return {row: of for row, parts in kept.items() if (of := {part: names for part, names in parts.items() if names})}
 
 
 def silent(read: Readings) -> Iterator[Sign]:
@@ -205,7 +219,7 @@ def lost_updates(read: Readings) -> Iterator[Sign]:
     """
     rate_m, places = read.column("lr"), read.recording.places("update_ratio")
     high_m = rate_m >= BACK * np.fmax.accumulate(rate_m)
-    rows = {row: of for row, of in read.named("update_zero").items() if len(of) < MOST * len(places)}
+    rows = {row: of for row, of in _but_idle_gains(read, "update_zero").items() if len(of) < MOST * len(places)}
     signs = list(_never_again(read, rows))
     if {name for sign in signs for name in sign.weights} == {x for of in rows.values() for x in chain(*of.values())}:
         yield from (sign for sign in signs if high_m[sign.row])
@@ -306,17 +320,19 @@ def unusual_initial_values(read: Readings) -> Iterator[Sign]:
     if large and read.is_fresh:
         yield Sign("weights", 0, [size.place for size in large], large)
     stream, entering = _at_first(read, "block_rms", read.blocks), _at_first(read, "input_rms", [""])
-    if stream and min(size.value for size in [*entering, *stream]) > LARGE_INPUT and read.is_fresh:
+    (embedding,), of_blocks = (_at_first(read, "param_rms", places) for places in (["embedding"], read.blocks))
+    is_sure, is_tied = read.initial_deviation > SURE, "head" not in read.recording.places("param_rms")
+    enters = bool(stream) and min(size.value for size in [*entering, *stream]) > LARGE_INPUT and read.is_fresh
+    is_large = bool(of_blocks) and embedding.value > UNLIKE * np.median([size.value for size in of_blocks])
+    is_large = is_large and (enters or (is_sure and is_tied))  # the head has the weights of the embedding
+    if is_large:
+        yield Sign("weights", 0, ["embedding"], [embedding])
+    elif enters:
         yield Sign("activations", 0, ["embedding"], entering, is_exact=True)
     elif stream and max(output.value for output in stream) > LARGE_STREAM and read.is_fresh:
         yield Sign("activations", 0, moves=stream, is_exact=True)
-    if read.initial_deviation > SURE:
-        (embedding,), of_blocks = (_at_first(read, "param_rms", places) for places in (["embedding"], read.blocks))
-        is_tied = "head" not in read.recording.places("param_rms")  # the head has the weights of the embedding
-        if is_tied and embedding.value > UNLIKE * np.median([size.value for size in of_blocks]):
-            yield Sign("weights", 0, ["embedding"], [embedding])
-        else:
-            yield Sign("output_logits", 0, moves=_at_first(read, "output_logit_rms", [""]))
+    if is_sure and not (is_large and is_tied):
+        yield Sign("output_logits", 0, moves=_at_first(read, "output_logit_rms", [""]))
     for name in ("attention_logit_max", "router_logit_max"):
         logits = _at_first(read, name, read.blocks)
         if logits and min(logit.value for logit in logits) > SURE_LOGITS:
@@ -331,21 +347,24 @@ def _at_first(read: Readings, name: str, places: Sequence[str]) -> list[Move]:
 def sees_labels(read: Readings) -> Iterator[Sign]:
     """Blocks that see, from the start, the next tokens, which the model is to predict, beyond those without a label.
 
-    Or one that sees later tokens and comes after one that does not, in a list of blocks, so it is none of an encoder.
+    Or one that sees later tokens and comes after one that does not. A list of blocks that all see them is an encoder,
+    if those of another list do not. Or labels that are the tokens themselves.
     """
     prompt = 1 - float(read.column("label_share")[0])
-    ahead = _at_first(read, "attention_ahead", read.blocks)
-    seen = [block for block in ahead if block.value > AHEAD + prompt / 2]
-    lists = {place: name.rpartition(".")[0] for place, name in read.recording.header.get("blocks", {}).items()}
-    after = [
-        block
-        for before, block in pairwise(ahead)
-        if lists.get(before.place) == lists.get(block.place) and before.value == 0 and block.value > AHEAD
-    ]
-    if seen and read.column("label_next")[0] > NEXT:
-        yield Sign("attention", 0, [block.place for block in seen], seen, is_exact=True)
-    elif len(after) == 1:
-        yield Sign("attention", 0, [after[0].place], after, is_exact=True)
+    names, lists = read.recording.header.get("blocks", {}), defaultdict[str, list[Move]](list)
+    for ahead in _at_first(read, "attention_ahead", read.blocks):
+        lists[names.get(ahead.place, "").rpartition(".")[0]].append(ahead)
+    decoders = [of for of in lists.values() if min(ahead.value for ahead in of) <= AHEAD] or [*lists.values()]
+    seen = [ahead for of in decoders for ahead in of if ahead.value > AHEAD + prompt / 2]
+    if not read.column("label_next")[0] > NEXT:
+        pairs = [pair for of in lists.values() for pair in pairwise(of)]
+        after = [ahead for before, ahead in pairs if before.value == 0 and ahead.value > AHEAD]
+        seen = after if len(after) == 1 else []
+    if seen:
+        yield Sign("attention", 0, [ahead.place for ahead in seen], seen, is_exact=True)
+    (same,) = _at_first(read, "label_same", [""])
+    if same.value > NEXT > read.column("label_next")[0]:
+        yield Sign("data", 0, moves=[same], is_exact=True)
 
 
 def probabilities(read: Readings) -> Iterator[Sign]:
@@ -378,8 +397,10 @@ def unusual_updates(read: Readings) -> Iterator[Sign]:
     is_judged = read.step_m[-1] >= SMALL_STEPS and len(loss_n) and not read.is_of_rewards
     learns = not is_judged or np.median(loss_n[-STEP_LASTS:]) < LEARNED * loss_n[0]
     is_large = known_m[0] and ratio_n[0] > (LARGE_UPDATES if learns else LARGE_UPDATES / 2)
+    is_large = is_large or early_n[1:].max(initial=0) > LARGE_UPDATES / 2
     if is_large or is_small or is_long:
-        yield Sign("rate", 0, moves=[Move("update_ratio", "", 0, 1, float(ratio_n[0]), math.nan, math.inf)])
+        ratio = float(ratio_n[0] or early_n.max())
+        yield Sign("rate", 0, moves=[Move("update_ratio", "", 0, 1, ratio, math.nan, math.inf)])
 
 
 def updates_apart(read: Readings) -> Iterator[Sign]:

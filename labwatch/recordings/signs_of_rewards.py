@@ -37,10 +37,13 @@ REWARD_FALL, REWARD_NOISE = 0.15, 2.6
 def leaves_reference(read: Readings) -> Iterator[Sign]:
     """A KL divergence that grows faster over some rows than it ever did, to several times what it was.
 
-    Or that grew no more, and then grows faster in one row than it ever did, and stays there.
+    Or that grew no more, and then grows faster in one row than it ever did, and stays there; or that always is zero.
     """
     row_n = np.flatnonzero(np.isfinite(read.column("kl")))
     kl_n = read.column("kl")[row_n]
+    if len(kl_n) >= FEWEST_ROWS and not kl_n.any():
+        yield Sign("policy", 0, moves=[Move("kl", "", 0, 1, 0.0, math.nan, math.inf)], is_exact=True)
+        return
     highest_n = np.maximum.accumulate(kl_n)
     gone_n = np.maximum.accumulate(kl_n[::-1])[::-1] <= KL_GONE * highest_n  # and stays so
     if gone_n[1:].any() and kl_n.max() > 0:
