@@ -30,6 +30,7 @@ LATER = {
     "fifth": ("graphs", "music", "offline", "preferred", "retrieval", "steered", "tabular", "views"),
     "sixth": ("fim", "flow", "hybrid", "sentiment", "tiles", "words"),
     "seventh": ("answers", "segments", "sums", "weather"),
+    "eighth": ("deepseek", "detector", "llava", "recommender", "rloo", "trainer", "unmasking", "whisper"),
 }
 HEAD = """# Where did it begin? Loops that others wrote
 
