@@ -1,17 +1,17 @@
 """Plants faults in training loops that others wrote, and scores what `lab watch` says of each: writes OTHER_LOOPS.md.
 
-    python benchmarks/other_loops.py [FOLDER]
+    python benchmarks/other_loops.py [FOLDER [LOOP ...]]
 
 A module of ``loops_of_others`` is a loop as somebody wrote it who knew of the recorder how it is called, with faults,
 what is right to say of each, and healthy habits. Right means what it does in ``recorded_faults.yaml``. Recordings that
-FOLDER (default: runs/other_loops) already holds are kept.
+FOLDER (default: runs/other_loops) already holds are kept. With loops by name only these are judged anew.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,16 +52,19 @@ it, so these are the scores of loops that nobody had looked at; the goals are 90
 | fifth | {fifth} | 135 of 191 (71 %) | 13 of 96 (14 %) |
 | sixth | {sixth} | 126 of 146 (86 %) | 2 of 72 (3 %) |
 | seventh | {seventh} | 83 of 91 (91 %) | 1 of 48 (2 %) |
+| eighth | {eighth} | 100 of 198 (51 %) | 34 of 96 (35 %) |
 
 Whoever mended the rules had seen the names of the faults of the second turn, and of two of the fifth, and nothing else
 of them, before they were judged, and whoever wrote `preferred` had read the subjects of five commits. Alarms come loop
 by loop: those of the first turn are all of one whose loss falls below zero, six of the third of one game whose
 divergence is from what sampled and starts anew with each sample, five of the fourth of one autoencoder in which updates
 and gradients agree by chance at the end, and ten of the fifth of one model whose biases of positions were taken for
-initial matrices, which also hid 21 of its 23 faults. So a loop of another kind than all before still shows what no rule
-has met. In two loops of the sixth and the seventh the recorder takes the last layer for the head since then, by its
-name, and `sentiment` says of it what its author had said of `other`. The tables below are of today's rules, so they are
-no score of what is held out.
+initial matrices, which also hid 21 of its 23 faults. All 34 of the eighth are of three loops: an encoder beside a
+decoder was told to see the labels, and a norm that gets zeros to be dead, which hid 69 of their 73 faults. So a loop of
+another kind than all before still shows what no rule has met. In two loops of the sixth and the seventh the recorder
+takes the last layer for the head since then, by its name, and `sentiment` says of it what its author had said of
+`other`. The tables below are of rules that were mended on these loops, so they are no score of what is held out; those
+of the first seven turns were judged before the eighth.
 """
 
 
@@ -115,16 +118,19 @@ def page(table: pd.DataFrame) -> str:
     return "\n".join([HEAD.format(loops=table["model"].nunique(), **turns), *lines, ""])
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, models: Sequence[str]) -> None:
     torch.set_num_threads(1)
     rows = list[dict[str, Any]]()
-    for run in design():
+    for run in [run for run in design() if not models or run.model in models]:
         twin = recorded(run.twin, run.finest, folder) if run.is_fault else None
         rows.append(judged(run, run.finest, recorded(run, run.finest, folder), twin))
     table = pd.DataFrame(rows).drop(columns=["optimizer", "block", "finest", "steps"])
+    if models:
+        before = pd.read_csv(TABLE, keep_default_na=False)
+        table = pd.concat([before[~before["model"].isin(models)], table]).sort_values("model", kind="stable")
     table.to_csv(TABLE, index=False)
     PAGE.write_text(page(table), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/other_loops"))
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/other_loops"), sys.argv[2:])
