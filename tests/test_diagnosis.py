@@ -56,6 +56,14 @@ def planted(
     return out
 
 
+def in_lists(out: Path, lists: str) -> Path:
+    """A recording whose blocks stand in lists of these names, a letter for each block."""
+    header, *rows = out.read_text().splitlines()
+    blocks = {block: f"{name}.{number}" for number, (block, name) in enumerate(zip(BLOCKS, lists, strict=True))}
+    out.write_text("\n".join([json.dumps(json.loads(header) | {"blocks": blocks}), *rows, ""]))
+    return out
+
+
 @cache
 def healthy(every: int, seed: int, steps: int) -> list[Row]:
     """The rows of a recording without a fault."""
@@ -825,6 +833,28 @@ def test_weights_and_a_residual_stream_that_are_large_at_first_are_said(
     assert said == [("weights", ["embedding"], None, 0), ("activations", [], None, 0)] * is_said
 
 
+@pytest.mark.parametrize(("untrained", "is_said"), [(1.0, True), (0.0, False)])
+def test_what_was_trained_for_another_task_is_not_of_initial_values(
+    untrained: float, is_said: bool, tmp_path: Path
+) -> None:
+    """As GPT-2 with a new head, whose matrices have grown, and whose labels are no more likely than others."""
+
+    def tell(row: Row, step: int) -> None:
+        if step == 0:
+            row |= {f"weight_gain/{block}": 5.7 for block in BLOCKS}
+            row |= {f"constant_norms/{block}": untrained for block in BLOCKS}
+
+    found = findings(planted(tmp_path / "probes.jsonl", both(sure(12.0, deviation=4.0), tell)))
+    assert [each.kind for each in found] == ["weights", "output_logits"] * is_said
+
+
+@pytest.mark.parametrize(("lists", "is_said"), [("aaaa", True), ("aaab", False), ("aabb", False)])
+def test_a_block_that_is_untrained_is_said_beside_others_of_its_list(lists: str, is_said: bool, tmp_path: Path) -> None:
+    shares = [holds(float(block == "block3"), f"constant_norms/{block}") for block in BLOCKS]
+    found = findings(in_lists(planted(tmp_path / "probes.jsonl", both(*shares)), lists))
+    assert [(each.kind, each.parts, each.since) for each in found] == [("weights", ["block3"], None)] * is_said
+
+
 @pytest.mark.parametrize("is_known", [True, False])
 def test_numbers_of_blocks_whose_matrices_are_as_usual_may_be_large_at_first(is_known: bool, tmp_path: Path) -> None:
     """As biases of positions are, which are looked up."""
@@ -1525,14 +1555,14 @@ def test_code_after_which_attention_has_another_mask_is_of_attention(ahead: floa
 @pytest.mark.parametrize(
     ("seeing", "names", "following", "parts"),
     [
-        (["block2"], "layers", 0.1, ["block2"]),
-        (["block0", "block3"], "layers", 0.1, ["block3"]),  # the first is an encoder
-        (["block0", "block1"], "layers", 0.1, []),
-        (["block1", "block3"], "layers", 0.1, []),  # by plan in turns
-        (["block2", "block3"], "towers", 0.1, []),
-        (["block0", "block1"], "towers", 1.0, []),  # an encoder, beside a decoder that predicts next tokens
-        (["block0", "block1", "block2"], "towers", 1.0, ["block2"]),
-        ([*BLOCKS], "towers", 1.0, [*BLOCKS]),
+        (["block2"], "aaaa", 0.1, ["block2"]),
+        (["block0", "block3"], "aaaa", 0.1, ["block3"]),  # the first is an encoder
+        (["block0", "block1"], "aaaa", 0.1, []),
+        (["block1", "block3"], "aaaa", 0.1, []),  # by plan in turns
+        (["block2", "block3"], "aabb", 0.1, []),
+        (["block0", "block1"], "aabb", 1.0, []),  # an encoder, beside a decoder that predicts next tokens
+        (["block0", "block1", "block2"], "aabb", 1.0, ["block2"]),
+        ([*BLOCKS], "aabb", 1.0, [*BLOCKS]),
     ],
 )
 def test_a_block_that_sees_ahead_and_is_of_no_encoder_is_said(
@@ -1540,11 +1570,7 @@ def test_a_block_that_sees_ahead_and_is_of_no_encoder_is_said(
 ) -> None:
     ahead = [holds(0.4 * (block in seeing), f"attention_ahead/{block}") for block in BLOCKS]
     out = planted(tmp_path / "probes.jsonl", both(*ahead, holds(following, "label_next"), holds(1.0, "label_share")))
-    lists = {"layers": ["a"] * 4, "towers": ["a", "a", "b", "b"]}[names]
-    header, *rows = out.read_text().splitlines()
-    of_blocks = {block: f"{of}.{number}" for number, (block, of) in enumerate(zip(BLOCKS, lists, strict=True))}
-    out.write_text("\n".join([json.dumps(json.loads(header) | {"blocks": of_blocks}), *rows, ""]))
-    said = [(found.kind, found.parts, found.since) for found in findings(out)]
+    said = [(found.kind, found.parts, found.since) for found in findings(in_lists(out, names))]
     assert said == [("attention", parts, None)] * bool(parts)
 
 

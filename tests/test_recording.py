@@ -235,8 +235,8 @@ def test_a_block_that_was_not_loaded_is_said_where_all_others_were(new: list[int
                 if vector.ndim == 1 and number not in new:
                     vector += 0.01 * torch.randn(len(vector))
     first, second, *_ = run(model, tmp_path / "probes.jsonl")
-    assert [first[f"constant_vectors/block{number}"] for number in range(3)] == [(n in new) / 2 for n in range(3)]
-    assert not [name for name in second if name.startswith("constant_vectors")]
+    assert [first[f"constant_norms/block{number}"] for number in range(3)] == [n in new for n in range(3)]
+    assert not [name for name in second if name.startswith("constant_norms")]
     findings = diagnose(read_recording(tmp_path / "probes.jsonl")).findings
     assert [(each.kind, each.parts, each.since) for each in findings] == [("weights", ["block1"], None)] * (new == [1])
 

@@ -243,7 +243,7 @@ class Measurement:
             self.tally.add(Key("in_evaluation"), 1 - sum(in_training) / len(in_training))
             self._compare_buffers()
             if not self.samples:
-                self._measure_vectors()
+                self._measure_norms()
         self.called.begin(args, kwargs)
         given = [*tensors([args, kwargs])]
         self.passing.enter_context(intercepting_transformers(self._measure_scores))
@@ -269,12 +269,13 @@ class Measurement:
             for name, value in self._against_those_before("token", count_v).items():
                 self.tally.add(Key(name), value)
 
-    def _measure_vectors(self) -> None:
-        """Measure, before the first update, in which vectors of blocks all entries are one number, as of new norms."""
+    def _measure_norms(self) -> None:
+        """Measure in which gains and biases of norms all entries are one number, as before the first update of all."""
+        norms = {id(w) for of in self.model.modules() if "Norm" in type(of).__name__ for w in of.parameters()}
         for name, weight in self.model.named_parameters():
             place, vector = self.parts.where.get(name), _whole_or_shard(weight)
-            if place in self.parts.blocks and weight.ndim == 1 and vector is not None and vector.numel() > 1:
-                self.tally.add(Key("constant_vectors", place, name), (vector == vector[0, 0]).all())
+            if id(weight) in norms and place in self.parts.blocks and vector is not None and vector.numel() > 1:
+                self.tally.add(Key("constant_norms", place, name), (vector == vector[0, 0]).all())
 
     def _compare_buffers(self) -> None:
         """Measure which buffers have other values than at the update that was measured before."""

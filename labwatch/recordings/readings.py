@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
@@ -136,6 +137,14 @@ class Readings:
         self.rises = [] if self.is_of_rewards else rises_of_loss(recording.loss_step_n, recording.loss_n)
 
     @cached_property
+    def lists(self) -> list[list[str]]:
+        """The blocks of each list, as of an encoder and of a decoder."""
+        names, lists = self.recording.header.get("blocks", {}), defaultdict[str, list[str]](list)
+        for block in self.blocks:
+            lists[names.get(block, "").rpartition(".")[0]].append(block)
+        return [*lists.values()]
+
+    @cached_property
     def initial_deviation(self) -> float:
         """The standard deviation of the output logits in the first row."""
         rms, mean = (float(self.column(name)[0]) for name in ("output_logit_rms", "output_logit_mean"))
@@ -155,10 +164,16 @@ class Readings:
         return log_z - mean - label_loss < LIKELIER * self.initial_deviation
 
     @cached_property
+    def is_untrained(self) -> bool:
+        """Whether it knows nothing, and norms of blocks are not those of a model that was trained for another task."""
+        norms = [share for share in self.at_start("constant_norms").values() if math.isfinite(share)]
+        return self.knows_nothing and (not norms or max(norms) > 0)
+
+    @cached_property
     def is_fresh(self) -> bool:
-        """Whether it has just been made: it knows nothing, and weights of all blocks have one size in the first row."""
+        """Whether it has just been made: it is untrained, and weights of all blocks have one size in the first row."""
         sizes = [size for size in self.at_start("param_rms").values() if size > 0]
-        return self.knows_nothing and len(sizes) > 1 and max(sizes) < ALIKE * min(sizes)
+        return self.is_untrained and len(sizes) > 1 and max(sizes) < ALIKE * min(sizes)
 
     @cached_property
     def rounded_since(self) -> int | None:

@@ -34,7 +34,7 @@ from labwatch.recordings.recording import OF_LOSS, OF_PROBABILITIES
 # A block is unlike the others from the first row on if its weights are larger by this factor than their median.
 # Or if its attention logits are so many times smaller, as those of small queries and keys. And an embedding of such an
 # RMS is unlike any, since the first norm makes its gradients as many times larger. A block has not been trained, as all
-# others have, if of so many more of its vectors all entries are one number.
+# others have, if of so many more gains and biases of its norms all entries are one number.
 UNLIKE, SMALLER_LOGITS, SMALL_EMBEDDING, UNTRAINED = 4.0, 30.0, 1e-3, 0.2
 GAIN = re.compile(r"(norm|(^|[._])ln)[^.]*\.(weight|gain|scale|g)$", re.IGNORECASE)
 # Attention has collapsed if its entropy is so small, in nats.
@@ -291,11 +291,11 @@ def unlike_weights(read: Readings) -> Iterator[Sign]:
         usual = float(np.median([other for name, other in rms.items() if name != block] or [math.nan]))
         if len(rms) >= 3 and value > UNLIKE * usual:
             yield Sign("weights", 0, [block], [Move("param_rms", block, 0, 1, value, usual, math.inf)])
-    shares = read.at_start("constant_vectors")
-    for block, share in shares.items():
-        most = max([other for name, other in shares.items() if name != block], default=math.nan)
-        if len(shares) >= 3 and share > most + UNTRAINED:
-            yield Sign("weights", 0, [block], [Move("constant_vectors", block, 0, 1, share, most, math.inf)])
+    shares = read.at_start("constant_norms")
+    for block, others in ((block, {*blocks} - {block}) for blocks in read.lists for block in blocks):
+        most = max([shares[other] for other in others], default=math.nan)
+        if len(others) >= 2 and shares[block] > most + UNTRAINED:
+            yield Sign("weights", 0, [block], [Move("constant_norms", block, 0, 1, shares[block], most, math.inf)])
     logits = read.at_start("attention_logit_max")
     for block, value in logits.items():
         least = min([other for name, other in logits.items() if name != block], default=math.nan)
@@ -311,7 +311,7 @@ def unusual_initial_values(read: Readings) -> Iterator[Sign]:
     gains = _at_first(read, "weight_gain", read.recording.places("weight_gain"))
     if gains and 0 < max(gain.value for gain in gains) < NARROW:
         yield Sign("weights", 0, [gain.place for gain in gains], gains)
-    if not read.knows_nothing:
+    if not read.is_untrained:
         return
     if wide := [gain for gain in gains if gain.value > WIDE]:
         yield Sign("weights", 0, [gain.place for gain in wide], wide)
@@ -351,13 +351,11 @@ def sees_labels(read: Readings) -> Iterator[Sign]:
     if those of another list do not. Or labels that are the tokens themselves.
     """
     prompt = 1 - float(read.column("label_share")[0])
-    names, lists = read.recording.header.get("blocks", {}), defaultdict[str, list[Move]](list)
-    for ahead in _at_first(read, "attention_ahead", read.blocks):
-        lists[names.get(ahead.place, "").rpartition(".")[0]].append(ahead)
-    decoders = [of for of in lists.values() if min(ahead.value for ahead in of) <= AHEAD] or [*lists.values()]
+    lists = [_at_first(read, "attention_ahead", blocks) for blocks in read.lists]
+    decoders = [of for of in lists if min(ahead.value for ahead in of) <= AHEAD] or lists
     seen = [ahead for of in decoders for ahead in of if ahead.value > AHEAD + prompt / 2]
     if not read.column("label_next")[0] > NEXT:
-        pairs = [pair for of in lists.values() for pair in pairwise(of)]
+        pairs = [pair for of in lists for pair in pairwise(of)]
         after = [ahead for before, ahead in pairs if before.value == 0 and ahead.value > AHEAD]
         seen = after if len(after) == 1 else []
     if seen:
