@@ -126,7 +126,7 @@ def diagnose(recording: Recording) -> Diagnosis:
 ROUNDING_EXPLAINS = ("frozen parts", "updates that are zero", "weights against updates")
 AT_START = (
     *("weights that no optimizer has", "zero gradients", "initial weights", "initial values", "sizes of updates"),
-    *("labels that the model sees", "probabilities for logits", "updates that rounding loses"),
+    *("labels that attention sees", "probabilities for logits", "updates that rounding loses"),
     *("clipping under a loss scale", "residuals of all blocks", "KL divergence"),
 )
 

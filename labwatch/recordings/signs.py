@@ -62,7 +62,7 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "initial weights": (unlike_weights, "param_rms"),
     "initial values": (unusual_initial_values, "label_loss"),
     "residuals of all blocks": (lacks_residual, "block_rms"),
-    "labels that the model sees": (sees_labels, "attention_ahead"),
+    "labels that attention sees": (sees_labels, "attention_ahead"),
     "probabilities for logits": (probabilities, "in_evaluation"),
     "sizes of updates": (unusual_updates, "update_ratio"),
     "updates against gradients": (updates_apart, "update_ratio"),

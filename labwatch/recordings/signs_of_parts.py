@@ -348,7 +348,7 @@ def sees_labels(read: Readings) -> Iterator[Sign]:
     """Blocks that see, from the start, the next tokens, which the model is to predict, beyond those without a label.
 
     Or one that sees later tokens and comes after one that does not. A list of blocks that all see them is an encoder,
-    if those of another list do not. Or labels that are the tokens themselves.
+    if those of another list do not.
     """
     prompt = 1 - float(read.column("label_share")[0])
     lists = [_at_first(read, "attention_ahead", blocks) for blocks in read.lists]
@@ -360,9 +360,6 @@ def sees_labels(read: Readings) -> Iterator[Sign]:
         seen = after if len(after) == 1 else []
     if seen:
         yield Sign("attention", 0, [ahead.place for ahead in seen], seen, is_exact=True)
-    (same,) = _at_first(read, "label_same", [""])
-    if same.value > NEXT > read.column("label_next")[0]:
-        yield Sign("data", 0, moves=[same], is_exact=True)
 
 
 def probabilities(read: Readings) -> Iterator[Sign]:

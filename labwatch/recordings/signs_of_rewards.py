@@ -26,7 +26,8 @@ from labwatch.recordings.readings import (
 # as fast as ever before, and to so many times what it was. That begins where it leaves what it was by the last factor,
 # by which it also does not grow over ``USUAL`` rows if it grows no more.
 # It is no longer apart from it, since that is renewed with it, if from one row on the divergence is below such a share.
-KL_ROWS, KL_GROWTH, KL_LEFT, KL_GONE = 5, 2.0, 1.25, 1e-3
+# It is noisy if it fell by such a factor before. A divergence of the last size is rounding.
+KL_ROWS, KL_GROWTH, KL_LEFT, KL_GONE, KL_NOISY, NO_KL = 5, 2.0, 1.25, 1e-3, 1.5, 1e-5
 # A reward has fallen if it is below the rows before by this share of the highest, by more than they differ, by so many
 # deviations of its noise, and by ``TIMES_LARGEST`` times as much as ever.
 # It falls slowly if the median of ``USUAL`` rows is as far below the highest one, and by more than one of so many
@@ -41,7 +42,7 @@ def leaves_reference(read: Readings) -> Iterator[Sign]:
     """
     row_n = np.flatnonzero(np.isfinite(read.column("kl")))
     kl_n = read.column("kl")[row_n]
-    if len(kl_n) >= FEWEST_ROWS and not kl_n.any():
+    if len(kl_n) >= FEWEST_ROWS and np.abs(kl_n).max() < NO_KL:
         yield Sign("policy", 0, moves=[Move("kl", "", 0, 1, 0.0, math.nan, math.inf)], is_exact=True)
         return
     highest_n = np.maximum.accumulate(kl_n)
@@ -69,7 +70,10 @@ def leaves_reference(read: Readings) -> Iterator[Sign]:
             continue
         left = int(np.flatnonzero(kl_n[: now + 1] <= KL_LEFT * highest)[-1:].max(initial=begin)) + 1
         least = KL_GROWTH if left < now else KL_GROWTH**2 * (1 + 1 / now)  # one row may be noise, and more so of few
-        if highest > 0 and kl_n[now] > least * highest and kl_n[now] - kl_n[begin] > KL_GROWTH * largest:
+        noise = (highest_n - kl_n)[: begin + 1].max()  # by which it fell again
+        is_noisy = (kl_n * KL_NOISY < highest_n)[1 : begin + 1].any()  # so a single row says little
+        grown = kl_n[now - is_noisy : now + 1].min() - kl_n[begin]
+        if highest > 0 and kl_n[now] > least * highest and grown > KL_GROWTH * (largest + noise):
             far = left + int(np.argmax(kl_n[left : now + 1] > KL_GROWTH * highest))
             if 2 * (kl_n[far] - kl_n[far - 1]) > kl_n[now] - kl_n[begin]:  # it left in that step, by most of the way
                 left = far
@@ -84,12 +88,18 @@ def lower_reward(read: Readings) -> Iterator[Sign]:
     """A reward that lies below the rows before, in some rows in a row, in their mean by more than these differ.
 
     And by far more than it ever did. Relative to the highest so far, since it rises as the policy learns, and soon
-    learns again. Or one that falls slowly.
+    learns again. Or one that falls slowly, or that is the same in all rows from one on, and not its highest.
     """
     reward_m = read.column("reward")
     row_n = np.flatnonzero(np.isfinite(reward_m) & (np.fmax.accumulate(np.abs(reward_m)) > 0))
     reward_n = reward_m[row_n]
     if len(reward_n) < FEWEST_ROWS:
+        return
+    is_same_n = np.diff(reward_n) == 0
+    first = int(np.flatnonzero(np.append(True, ~is_same_n))[-1])  # of the last rows, which are all the same
+    if not is_same_n[:first].any() and len(reward_n) - first >= LASTS and reward_n[first] < reward_n.max():
+        row = int(row_n[first])
+        yield Sign("reward", row, moves=[read.change("reward", "", row)], is_exact=True)
         return
     share_n = reward_n / np.maximum.accumulate(np.abs(reward_n))
     (lowest_n, highest_n), later_kn = range_before(share_n), rows_from(share_n)
