@@ -244,7 +244,7 @@ def page(facts: Mapping[str, Any], tables: Mapping[int, Sequence[str]], results:
     """Yield the page of this kind of processor, line by line."""
     line = "; ".join(f"{key.replace('_', ' ')} {value}" for key, value in facts.items())
     yield f"# Speed {kind()}\n\nWritten by `make bench`. {line}.\n"
-    others = [f"[{name}]({file})" for name, file in PAGES.items() if name != kind()]
+    others = [f"[{name}]({file})" for name, file in PAGES.items() if name != kind() and (HERE / file).exists()]
     yield f"There are pages of processors {' and '.join(others)}.\n"
     yield METHOD
     for width, lines in tables.items():

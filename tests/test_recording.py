@@ -55,7 +55,7 @@ from test_ranks import ENVIRONMENT, TORCHRUN
 
 HERE = Path(__file__).parent
 SCHEMA = json.loads((HERE.parent / "docs" / "schema.json").read_text(encoding="utf-8"))
-SHARES = ("grad_below", "grad_underflow", "moment_outliers")  # where rounding may decide on an entry
+SHARES = ("grad_below", "grad_underflow", "moment_outliers", "weights_rounded")  # where rounding may decide on an entry
 VOCABULARY, WIDTH, HEADS, DEPTH, LENGTH = 23, 16, 2, 3, 10
 Row = dict[str, Any]
 
