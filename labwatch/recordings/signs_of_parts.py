@@ -110,7 +110,7 @@ def not_finite(read: Readings) -> Iterator[Sign]:
 
 
 def zero_gradients(read: Readings) -> Iterator[Sign]:
-    """Weights whose gradients are exactly zero in some rows in a row, and not since no label counts."""
+    """Weights whose gradients are exactly zero in some rows in a row, in which labels count."""
     is_taught_m = ~read.teach_nothing_m & (read.column("row_share") != 0)
     rows = {row: parts for row, parts in _but_idle_gains(read, "gradient_zero").items() if is_taught_m[row]}
     end = len(read.step_m)
@@ -394,7 +394,7 @@ def unusual_updates(read: Readings) -> Iterator[Sign]:
     is_large = known_m[0] and ratio_n[0] > (LARGE_UPDATES if learns else LARGE_UPDATES / 2)
     is_large = is_large or early_n[1:].max(initial=0) > LARGE_UPDATES / 2
     if is_large or is_small or is_long:
-        ratio = float(ratio_n[0] or early_n.max())
+        ratio = float(ratio_n[0] or early_n.max(initial=0))
         yield Sign("rate", 0, moves=[Move("update_ratio", "", 0, 1, ratio, math.nan, math.inf)])
 
 
