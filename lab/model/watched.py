@@ -148,9 +148,9 @@ def block_modules(module: nn.Module) -> list[nn.Module]:
 
 
 def block_lists(module: nn.Module) -> list[list[nn.Module]]:
-    """Lists of modules that consist of others, of one class or of several of each; not those inside of one.
+    """Lists of modules that consist of others, of one class or of two or more of each, as of an encoder and a decoder.
 
-    An encoder and a decoder have such lists, and so have the experts of a block.
+    Not those inside of one, as of the experts of a block.
     """
     lists = [list(inner) for inner in module.modules() if isinstance(inner, nn.ModuleList) and len(inner)]
     alike = [blocks for blocks in lists if _are_alike(blocks) and all(any(block.children()) for block in blocks)]

@@ -153,8 +153,7 @@ class Called:
 
     def _named(self, node: Any) -> str:
         """What enters a function of the loss, itself or a view of it."""
-        while node is not None and node._sequence_nr() > self.last_of_model and _name(node) in names()["views"]:
-            node = node.next_functions[0][0]
+        node = _seen_through(node, self.last_of_model)
         if node is None:
             return "data"
         if _is_weight(node):
@@ -199,10 +198,15 @@ def _is_of_probabilities(node: Any) -> bool:
     """Whether a function takes the probabilities that another made, or a view or cast of them, for logits."""
     if _name(node) not in names()["of_logits"]:
         return False
-    made = node.next_functions[0][0]
-    while made is not None and _name(made) in names()["views"]:
-        made = made.next_functions[0][0]
+    made = _seen_through(node.next_functions[0][0])
     return made is not None and _name(made) in names()["probabilities"]
+
+
+def _seen_through(node: Any, last: int = -1) -> Any:
+    """What made the tensor of which this is a view or a cast, among the functions after the one of this number."""
+    while node is not None and node._sequence_nr() > last and _name(node) in names()["views"]:
+        node = node.next_functions[0][0]
+    return node
 
 
 def _is_weight(node: Any) -> bool:

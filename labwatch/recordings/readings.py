@@ -324,6 +324,13 @@ def more_of_fewer(later_kn: Numbers) -> Numbers:
     return more_n
 
 
+def constant_since(value_n: Numbers) -> int:
+    """The number of the first of the last values, which are all the same; that of all, if two before were so, too."""
+    is_same_n = np.diff(value_n) == 0
+    first = int(np.flatnonzero(np.append(True, ~is_same_n))[-1])
+    return len(value_n) if is_same_n[:first].any() else first
+
+
 def range_before(value_n: Numbers) -> tuple[Numbers, Numbers]:
     """``[n]`` the lowest and the highest of the ``USUAL`` values before each."""
     before_kn = np.array([np.append(np.full(k + 1, math.nan), value_n)[: len(value_n)] for k in range(USUAL)])

@@ -156,8 +156,8 @@ def _other_calls(read: Readings, other_functions: Collection[int], reshaped: Col
         is_told = is_of_most or is_own or is_mask or _is_residual(calls)
         is_told = is_told or {*places} == {"head"} or len(read.step_m) >= FEWEST_TO_SKIP
         of_shape = row in reshaped and (is_of_most or not is_own)  # which all blocks get
-        of_shape = of_shape or ({*places} == {"head"} and bool(calls) and all(map(VIEWS.search, calls)))
-        if of_shape or row in other_functions or not is_told:
+        is_view = {*places} == {"head"} and bool(calls) and all(map(VIEWS.search, calls))
+        if of_shape or is_view or row in other_functions or not is_told:
             continue
         yield _sign_of_code(read, row, places, list(dict.fromkeys(calls)) or ["other calls than before"])
 

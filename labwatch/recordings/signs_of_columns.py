@@ -22,6 +22,7 @@ from labwatch.recordings.readings import (
     STEP_LASTS,
     Readings,
     Sign,
+    constant_since,
     factor,
     is_harmless,
     more_of_fewer,
@@ -295,9 +296,8 @@ def same_batch(read: Readings) -> Iterator[Sign]:
     for name in OF_ONE_BATCH:
         row_n = np.flatnonzero(np.isfinite(read.column(name)))
         value_n = read.column(name)[row_n]
-        is_same_n = np.diff(value_n) == 0
-        first = int(np.argmax(is_same_n)) if is_same_n.any() else 0
-        if first >= FEWEST_ROWS and len(is_same_n) >= first + LASTS and is_same_n[first:].all():
+        first = constant_since(value_n)
+        if first >= FEWEST_ROWS and len(value_n) - first > LASTS:
             row = int(row_n[first])
             yield Sign("data", row, moves=[Move("same_batch", "", row, row + 1, 1.0, 1.0, math.nan)], is_exact=True)
             return

@@ -16,6 +16,7 @@ from labwatch.recordings.readings import (
     LASTS,
     Readings,
     Sign,
+    constant_since,
     more_of_fewer,
     quantities,
     range_before,
@@ -95,9 +96,8 @@ def lower_reward(read: Readings) -> Iterator[Sign]:
     reward_n = reward_m[row_n]
     if len(reward_n) < FEWEST_ROWS:
         return
-    is_same_n = np.diff(reward_n) == 0
-    first = int(np.flatnonzero(np.append(True, ~is_same_n))[-1])  # of the last rows, which are all the same
-    if not is_same_n[:first].any() and len(reward_n) - first >= LASTS and reward_n[first] < reward_n.max():
+    first = constant_since(reward_n)
+    if len(reward_n) - first >= LASTS and reward_n[first] < reward_n.max():
         row = int(row_n[first])
         yield Sign("reward", row, moves=[read.change("reward", "", row)], is_exact=True)
         return
