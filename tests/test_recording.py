@@ -271,6 +271,18 @@ def test_a_list_of_two_blocks_of_each_class_is_one_of_blocks(classes: str, block
     recorder.close()
 
 
+@pytest.mark.parametrize("is_flat", [True, False])
+def test_what_stands_beside_an_embedding_alone_is_of_it(is_flat: bool, tmp_path: Path) -> None:
+    beside = {"words": nn.Embedding(5, WIDTH), "norm": nn.LayerNorm(WIDTH)}
+    blocks = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH)) for _ in range(3))
+    inner = nn.ModuleDict(beside if is_flat else {**beside, "layers": blocks})
+    model = nn.ModuleDict({"inner": inner, **({"layers": blocks} if is_flat else {})})
+    recorder = lab.record(model, torch.optim.SGD(model.parameters()), out=tmp_path / "probes.jsonl")
+    assert recorder.parts.where["inner.words.weight"] == "embedding"
+    assert recorder.parts.where["inner.norm.weight"] == ("embedding" if is_flat else "other")
+    recorder.close()
+
+
 @pytest.mark.parametrize("lacking", ["", "attention", "both"])
 def test_a_block_that_lacks_the_residual_of_the_others_is_said(lacking: str, tmp_path: Path) -> None:
     class Lacking(Block):

@@ -79,6 +79,12 @@ def find_parts(model: nn.Module) -> Parts:
 
     routers = {place: router for place, block in blocks.items() if (router := _router(block))}
     embeddings = {name: part for name, part in model.named_modules() if isinstance(part, nn.Embedding)}
+    of_embedding = {*embeddings}
+    for outer in {name.rpartition(".")[0] for name in embeddings} - {""}:
+        beside = dict(model.get_submodule(outer).named_children())
+        if not any(any(child.children()) for child in beside.values()):  # but positions and a norm
+            norms = {f"{outer}.{name}" for name, child in beside.items() if "Norm" in type(child).__name__}
+            of_embedding |= {outer, *norms}
     heads = [
         (name, part)
         for name, part in model.named_modules()
@@ -89,7 +95,7 @@ def find_parts(model: nn.Module) -> Parts:
     for name in (*name_of_weight.values(), *dict(model.named_buffers())):
         owner = name.rpartition(".")[0]
         is_head = not {*names()["heads"]}.isdisjoint(plain(owner).split("."))
-        where[name] = block_of(name) or (EMBEDDING if owner in embeddings else HEAD if is_head else OTHER)
+        where[name] = block_of(name) or (EMBEDDING if owner in of_embedding else HEAD if is_head else OTHER)
     for router in routers.values():
         for number, each in enumerate(_alike(router.holder)):
             expert |= {name_of_weight[id(weight)]: number for weight in each.parameters()}
