@@ -1570,6 +1570,32 @@ def test_a_block_that_sees_ahead_and_is_of_no_encoder_is_said(
     assert said == [("attention", parts, None)] * bool(parts)
 
 
+@pytest.mark.parametrize(
+    ("ahead", "loss", "kinds"),
+    [(0.0, 0.01, ["data"]), (0.5, 0.01, []), (0.0, 0.3, [])],  # as of an encoder, and of actions that come later
+)
+def test_labels_that_are_not_shifted_are_said_where_a_decoder_copies_them(
+    ahead: float, loss: float, kinds: list[str], tmp_path: Path
+) -> None:
+    def learn(row: Row, step: int) -> None:
+        row["loss"] *= loss + (1 - loss) * math.exp(-step / 20)
+
+    sees = [holds(ahead, f"attention_ahead/{block}") for block in BLOCKS]
+    fault = both(learn, *sees, holds(1.0, "label_same"), holds(0.0, "label_next"), holds(1.0, "label_share"))
+    said = findings(planted(tmp_path / "probes.jsonl", fault))
+    assert [(found.kind, found.parts, found.since, found.step) for found in said] == [(k, [], None, 0) for k in kinds]
+
+
+@pytest.mark.parametrize(("rise", "kind"), [(18.0, "reward"), (-18.0, "gradients")])
+def test_rewards_on_another_scale_explain_gradients_that_grow(rise: float, kind: str, tmp_path: Path) -> None:
+    def tell(row: Row, step: int) -> None:
+        if "lr" in row:
+            row["reward"] = 1.5 + 0.3 * math.sin(step) + rise * (step >= AT)
+
+    (found,) = findings(planted(tmp_path / "probes.jsonl", both(tell, times(40, *of_all("grad_rms")))))
+    assert (found.kind, found.step) == (kind, AT)
+
+
 @pytest.mark.parametrize(("loss", "kinds"), [(-1.0, []), (0.0, ["data"])])
 def test_gradients_that_grow_with_what_is_learned_are_no_alarm(loss: float, kinds: list[str], tmp_path: Path) -> None:
     def learn(row: Row, step: int) -> None:

@@ -233,6 +233,8 @@ def _deciding(read: Readings, signs: Sequence[Sign], row: int) -> tuple[str, lis
         is_used = not any(name.startswith("no longer uses") or name.endswith(NOT_USED) for name in functions)
         trained = {part for part in read.places if not (is_used and math.isnan(read.column("grad_rms", part)[row]))}
         signs = [sign for sign in signs if sign.kind != "frozen" or sign.changes or trained.isdisjoint(sign.parts)]
+    if {"reward", "gradients"} <= {sign.kind for sign in signs}:  # gradients do not raise what samples get
+        signs = [sign for sign in signs if sign.kind == "reward" and sign.moves[0].change > 0] or signs
     if {sign.kind for sign in signs} == {"reward", "policy"}:  # with other ratios or samples rewards fall, too
         signs = [sign for sign in signs if sign.kind == "policy"]
     kind = min((sign.kind for sign in signs), key=list(causes()).index)

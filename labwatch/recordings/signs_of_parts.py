@@ -16,6 +16,7 @@ from labwatch.recordings.readings import (
     BACK,
     CALM_STEPS,
     FEWEST_ROWS,
+    FEWEST_STEPS,
     LASTING,
     LASTS,
     LEAST_RATE,
@@ -45,8 +46,9 @@ COLLAPSED = 0.05
 # if this is their RMS, and so are the residual stream and what enters it.
 SURE, SURE_LOGITS, WIDE, NARROW, LARGE, LARGE_STREAM, LARGE_INPUT = 3.0, 8.0, 3.0, 0.02, 3.0, 15.0, 4.0
 # A model is to predict the next tokens if so many labels are these; it sees them if so much more attention is on later
-# tokens than a prefix that all see would have, if the tokens without a label were that.
-NEXT, AHEAD = 0.9, 0.05
+# tokens than a prefix that all see would have, if the tokens without a label were that. It copies if its labels are the
+# tokens that it gets, none of its blocks sees later ones, and the loss falls to such a share.
+NEXT, AHEAD, COPIED = 0.9, 0.05, 0.05
 # Updates are too large if the first ones of most parts change weights by such a share of their size, or by half of that
 # in a later row of the first steps, or where the loss does not fall to such a share; or if two in so many steps do by
 # such a one while the largest attention logits of all blocks grow so many times and to such a share of their level, or
@@ -348,7 +350,8 @@ def sees_labels(read: Readings) -> Iterator[Sign]:
     """Blocks that see, from the start, the next tokens, which the model is to predict, beyond those without a label.
 
     Or one that sees later tokens and comes after one that does not. A list of blocks that all see them is an encoder,
-    if those of another list do not.
+    if those of another list do not. Or labels that are the tokens themselves, of which none sees later ones, and which
+    soon are told without an error.
     """
     prompt = 1 - float(read.column("label_share")[0])
     lists = [_at_first(read, "attention_ahead", blocks) for blocks in read.lists]
@@ -360,6 +363,10 @@ def sees_labels(read: Readings) -> Iterator[Sign]:
         seen = after if len(after) == 1 else []
     if seen:
         yield Sign("attention", 0, [ahead.place for ahead in seen], seen, is_exact=True)
+    loss_n, same = read.recording.loss_n, float(read.column("label_same")[0])
+    is_causal = all(ahead.value == 0 for of in lists for ahead in of)
+    if same > NEXT and is_causal and np.median(loss_n[-FEWEST_STEPS:]) < COPIED * loss_n[0]:
+        yield Sign("data", 0, moves=[Move("label_same", "", 0, 1, same, math.nan, math.inf)], is_exact=True)
 
 
 def probabilities(read: Readings) -> Iterator[Sign]:
