@@ -1268,6 +1268,24 @@ def test_weights_that_something_else_has_written_moved_farther_than_updates_expl
     assert rows[15]["weight_moved/block1"][0] == f"layers.1.{name}"
 
 
+@pytest.mark.parametrize("numbers", [8, 1])
+def test_how_far_few_numbers_moved_says_nothing_of_who_moved_them(numbers: int, tmp_path: Path) -> None:
+    """As the bias of a head of values, whose updates may nearly be zero in both rows, and not between them."""
+    model = nn.Linear(WIDTH, numbers)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    recorder = lab.record(model, optimizer, every=5, out=tmp_path / "probes.jsonl")
+    for step in range(6):
+        optimizer.zero_grad()
+        loss = model(torch.ones(4, WIDTH)).square().mean()
+        loss.backward()
+        optimizer.step()
+        recorder.step(loss)
+        model.bias.data += step == 3
+    recorder.close()
+    (found,) = diagnose(read_recording(tmp_path / "probes.jsonl")).findings or [None]
+    assert (found is not None and (found.kind, found.step) == ("weights", 5)) == (numbers == 8)
+
+
 def test_a_learning_rate_that_was_high_between_two_rows_explains_what_it_moved(tmp_path: Path) -> None:
     def act(step: int, optimizer: torch.optim.Optimizer) -> None:
         for group in optimizer.param_groups:
@@ -1729,9 +1747,15 @@ def test_weights_that_are_no_longer_trained_are_told(tmp_path: Path) -> None:
     assert (found.kind, found.parts, found.since, found.step) == ("frozen", ["block1"], 10, 15)
 
 
-@pytest.mark.parametrize("left_out", ["embedding", "lm_head", "layers"])
-def test_weights_that_no_optimizer_has_are_told_unless_they_are_most(left_out: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("left_out", "head"), [("embedding", 1.0), ("embedding", 0.0), ("lm_head", 1.0), ("layers", 1.0)]
+)
+def test_weights_that_no_optimizer_has_are_told_unless_they_are_most(
+    left_out: str, head: float, tmp_path: Path
+) -> None:
+    """Also those behind a head of zeros, whose first gradients are zero."""
     model, out = built(), tmp_path / "probes.jsonl"
+    model.lm_head.weight.data.mul_(head)
     held = [weight for name, weight in model.named_parameters() if not name.startswith(left_out)]
     _, *rest = run(model, out, 11, every=5, optimizer=lambda _, lr: torch.optim.AdamW(held, lr))
     assert not any(name.startswith("left_out") for row in rest for name in row)

@@ -30,7 +30,7 @@ from labwatch.recorder.tally import WEIGHTS_OF_LOSS, Key, Known, of_experts, of_
 
 # Weights are said to have moved by more than their updates if they changed by more than this share of their own size,
 # and named if that is so many times what the updates explain; where these explain nothing, the last number stands.
-LEAST_CHANGE, NAMED, BEYOND_ALL = 0.05, 2.0, 1e6
+LEAST_CHANGE, FEWEST, NAMED, BEYOND_ALL = 0.05, 8, 2.0, 1e6
 # NaN if the loss is no cross-entropy.
 OF_LABELS = ["label_perplexity", "label_share", "label_count", "label_loss", "label_next", "label_same"]
 OF_LABELS += ["row_share", "loss_weight", "label_gone", "label_new"]
@@ -230,7 +230,7 @@ class Recorder:
 
         Updates explain the larger one of both measured steps, over its learning rate, times the sum of the learning
         rates between. Of each part the weight counts that moved farthest against that. Where it moved by less than
-        ``LEAST_CHANGE`` of its own size, it counts as explained.
+        ``LEAST_CHANGE`` of its own size, or has fewer than ``FEWEST`` numbers, it counts as explained.
         """
         found = defaultdict[str, list[tuple[float, str]]](list)
         for key in [key for key in known if key.name == "followed_step"]:
@@ -241,7 +241,7 @@ class Recorder:
             if moved and size and paces and not min(paces) == 0 < max(paces):  # the first updates may be the largest
                 explained = max(paces) * travelled
                 beyond = min(moved.value / explained if explained else math.inf, BEYOND_ALL)
-                is_changed = moved.value > LEAST_CHANGE * size.value
+                is_changed = moved.value > LEAST_CHANGE * size.value and self.sizes[key.piece] >= FEWEST
                 found[key.where].append((beyond if is_changed else min(beyond, 1.0), plain(key.piece)))
             self.paces |= {key.piece: paces[-1]} if paces else {}
         for key in [key for key in known if key.name in ("moved", "followed_rms")]:  # of an update that was not made
@@ -294,7 +294,7 @@ class Recorder:
         """
         held = {id(weight) for each in self.optimizers for group in each.param_groups for weight in group["params"]}
         weights = dict(self.model.named_parameters())
-        trained = [key for key in known if key.name == "backward" and key.piece in weights and known[key].value > 0]
+        trained = [key for key in known if key.name == "backward" and key.piece in weights and known[key].value >= 0]
         lacking = [key for key in trained if id(weights[key.piece]) not in held]
         found = defaultdict[str, list[str]](list)
         of_experts = {*self.parts.expert, *self.parts.stacked}

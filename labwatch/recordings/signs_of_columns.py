@@ -64,18 +64,20 @@ def no_longer_constant(read: Readings, name: str) -> Iterator[Sign]:
     if sum(habits) > MOST_HABITS * len(places):
         least = max(least, CONSTANT_CHANGE)
     for place, row_n in rows_of.items():
-        value_n = of_places[place][row_n]
-        if len(value_n) <= known_rows:
+        value_n, fewest = of_places[place][row_n], known_rows
+        if "zero" in known and len(value_n) > 1 and value_n[0] > value_n[1] == 0:
+            row_n, value_n, fewest = row_n[1:], value_n[1:], 1  # the first row shows what was before the loop
+        if len(value_n) <= fewest:
             continue
         usual, changed_n = value_n[0], _differs(value_n)
-        if "lost" in known and (value_n[:known_rows] > known["lost"]).all():  # it varies, but is not zero
+        if "lost" in known and (value_n[:fewest] > known["lost"]).all():  # it varies, but is not zero
             changed_n = value_n == 0
-        if "full" in known and (value_n[:known_rows] < known["full"]).all():
+        if "full" in known and (value_n[:fewest] < known["full"]).all():
             changed_n = value_n > 1 - SAME
             changed_n[:-1] &= changed_n[1:]
             changed_n[-1] &= int(row_n[-1]) not in read.given  # whose rows may have one length by chance
         first = int(np.argmax(changed_n))
-        if first < known_rows or not changed_n[first]:
+        if first < fewest or not changed_n[first]:
             continue
         if "may_end" in known and value_n[first] < usual and evaluating_m[row_n[first]] == 0:
             continue
@@ -233,7 +235,8 @@ def _beyond_level(read: Readings, name: str, known: Mapping[str, Any]) -> Iterat
     limit_pm = np.full(known_pm.shape, known["level"], dtype=float)
     if "leap" in known:
         highest_pm = np.maximum.accumulate(known_pm, axis=1)[:, 1:-1]
-        limit_pm[:, 2:] = np.clip(LEAPS * highest_pm, known["leap"], known["level"])
+        more_m = 1 + 2 / np.arange(2, known_pm.shape[1])  # since few rows say little of what it ever was
+        limit_pm[:, 2:] = np.clip(LEAPS * more_m * highest_pm, known["leap"], known["level"])
         if read.is_of_rewards:
             limit_pm[:, : read.settled + 1] = known["level"]
     beyond_pm, least = known_pm > limit_pm, MOST if known.get("everywhere") else 1 / len(places)

@@ -59,7 +59,8 @@ LARGE_UPDATES, LONG_UPDATES, SMALL_UPDATES, SMALL_STEPS, UPDATES_APART = 0.2, 0.
 LOGITS_GREW, NEAR_LOGITS, FAR_LOGITS, LEARNED = 4.0, 0.125, 4.0, 0.9
 # Weights have moved by more than their updates can if it is so many times what these explain. The first are small. They
 # stay behind their updates if the logarithm of that is so far below the rows before, for some rows.
-BEYOND_UPDATES, OF_FIRST, BEHIND_UPDATES = 3.4, 2.0, 0.65
+# Or in a block by so many times as much as in the median one, and beyond these by the last number.
+BEYOND_UPDATES, OF_FIRST, BEHIND_UPDATES, UNLIKE_BLOCKS, BEYOND_ANY = 3.4, 2.0, 0.65, 3.0, 1.5
 # Weights of most parts shrink if they are such a share of what they were at the row before.
 HALF = 0.5
 # Weights are rounded if so many of their entries need no more digits than a 16-bit format has; others do by chance.
@@ -72,7 +73,7 @@ APART, LOGITS_APART, SPREADS, LEAST_LOGIT = 0.7, 2.0, 8.0, 1.0
 GRADIENTS_APART = 3.0
 # What writes weights in more steps than this that lie apart, or in the first steps, does so by habit, unless it began
 # later than so many times the steps that lie between.
-HABIT, LATE_HABIT = 2, 5
+HABIT, LATE_HABIT = 2, 4
 
 
 def not_finite(read: Readings) -> Iterator[Sign]:
@@ -158,8 +159,16 @@ def silent(read: Readings) -> Iterator[Sign]:
 
 
 def frozen(read: Readings) -> Iterator[Sign]:
-    """Parts that lose their gradients, or whose updates become zero, while others are trained."""
+    """Parts that lose their gradients, or whose updates become zero, while others are trained.
+
+    Or blocks that never have any, after one that is trained; what is frozen by plan comes first.
+    """
     places = read.recording.places("grad_rms")
+    trained = {block for block in read.blocks if np.isfinite(read.column("grad_rms", block)).any()}
+    known = trained | {*read.named("left_out").get(0, {})}
+    never = [block for of in read.lists for n, block in enumerate(of) if block not in known and trained & {*of[:n]}]
+    if never and not read.takes_turns:
+        yield Sign("frozen", 0, never, is_exact=True)
     for place in () if read.takes_turns else places:
         is_trained_m = np.isfinite(read.column("grad_rms", place)) & ~(read.column("update_ratio", place) == 0)
         others_m = np.zeros(len(is_trained_m), dtype=bool)
@@ -323,10 +332,10 @@ def unusual_initial_values(read: Readings) -> Iterator[Sign]:
         yield Sign("weights", 0, [size.place for size in large], large)
     stream, entering = _at_first(read, "block_rms", read.blocks), _at_first(read, "input_rms", [""])
     (embedding,), of_blocks = (_at_first(read, "param_rms", places) for places in (["embedding"], read.blocks))
-    is_sure, is_tied = read.initial_deviation > SURE, "head" not in read.recording.places("param_rms")
+    is_sure, is_tied = read.initial_deviation > SURE, "head" not in {gain.place for gain in wide}
     enters = bool(stream) and min(size.value for size in [*entering, *stream]) > LARGE_INPUT and read.is_fresh
     is_large = bool(of_blocks) and embedding.value > UNLIKE * np.median([size.value for size in of_blocks])
-    is_large = is_large and (enters or (is_sure and is_tied))  # the head has the weights of the embedding
+    is_large = is_large and (enters or (is_sure and is_tied))  # no matrix but the embedding can make it sure
     if is_large:
         yield Sign("weights", 0, ["embedding"], [embedding])
     elif enters:
@@ -430,9 +439,13 @@ def updates_apart(read: Readings) -> Iterator[Sign]:
 
 def weights_beyond_updates(read: Readings) -> Iterator[Sign]:
     """Weights that are farther from where they were at the row before than all updates between can have moved them."""
-    least_m = BEYOND_UPDATES * np.where(np.arange(len(read.step_m)) < 2, OF_FIRST, 1.0)
+    more_m = np.where(np.arange(len(read.step_m)) < 2, OF_FIRST, 1.0)
+    of_blocks_pm = np.array([read.column("change_over_updates", block) for block in read.blocks])
     for place in read.recording.places("change_over_updates"):
-        beyond_m = read.column("change_over_updates", place)
+        beyond_m, least_m = read.column("change_over_updates", place), BEYOND_UPDATES * more_m
+        if place in read.blocks and len(read.blocks) > 2:
+            unlike_m = UNLIKE_BLOCKS * np.median(of_blocks_pm, axis=0)
+            least_m = np.fmin(least_m, np.maximum(unlike_m, BEYOND_ANY) * more_m)
         if (beyond_m > least_m).any():
             row = int(np.argmax(beyond_m > least_m))
             names = read.recording.names.get(("weight_moved", place), {}).get(row, [])

@@ -44,7 +44,8 @@ def leaves_reference(read: Readings) -> Iterator[Sign]:
     row_n = np.flatnonzero(np.isfinite(read.column("kl")))
     kl_n = read.column("kl")[row_n]
     if len(kl_n) >= FEWEST_ROWS and np.abs(kl_n).max() < NO_KL:
-        yield Sign("policy", 0, moves=[Move("kl", "", 0, 1, 0.0, math.nan, math.inf)], is_exact=True)
+        if read.has("excess_surprisal"):  # else it is no model of tokens, and perhaps the divergence from what sampled
+            yield Sign("policy", 0, moves=[Move("kl", "", 0, 1, 0.0, math.nan, math.inf)], is_exact=True)
         return
     highest_n = np.maximum.accumulate(kl_n)
     gone_n = np.maximum.accumulate(kl_n[::-1])[::-1] <= KL_GONE * highest_n  # and stays so
@@ -59,7 +60,9 @@ def leaves_reference(read: Readings) -> Iterator[Sign]:
     largest_kn = [np.maximum.accumulate(growth_n) for growth_n in growth_kn]
     for now in range(2, len(kl_n)):
         highest, growth = highest_n[now - 1], growth_kn[0][now - 1]
+        is_noisy = (kl_n * KL_NOISY < highest_n)[1:now].any()  # so a single row says little
         is_calm = now > USUAL and highest <= KL_LEFT * highest_n[now - USUAL - 1]
+        is_calm = is_calm and now + is_noisy < len(kl_n)
         if is_calm and least_later_n[now] > KL_LEFT * highest and growth > KL_GROWTH * largest_kn[0][now - 2]:
             row = int(row_n[now])
             yield Sign("policy", row, moves=[read.change("kl", "", row)])
@@ -72,7 +75,6 @@ def leaves_reference(read: Readings) -> Iterator[Sign]:
         left = int(np.flatnonzero(kl_n[: now + 1] <= KL_LEFT * highest)[-1:].max(initial=begin)) + 1
         least = KL_GROWTH if left < now else KL_GROWTH**2 * (1 + 1 / now)  # one row may be noise, and more so of few
         noise = (highest_n - kl_n)[: begin + 1].max()  # by which it fell again
-        is_noisy = (kl_n * KL_NOISY < highest_n)[1 : begin + 1].any()  # so a single row says little
         grown = kl_n[now - is_noisy : now + 1].min() - kl_n[begin]
         if highest > 0 and kl_n[now] > least * highest and grown > KL_GROWTH * (largest + noise):
             far = left + int(np.argmax(kl_n[left : now + 1] > KL_GROWTH * highest))
