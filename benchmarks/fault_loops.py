@@ -7197,3 +7197,418 @@ def policy_in_a_cosine(loop: Loop) -> None:
     """The rate of a policy warms up for 25 steps and falls by a cosine to a tenth, with gradients clipped to a half."""
     loop.clip = 0.5
     loop.rate = lambda step: min((step + 1) / 25, 0.55 + 0.45 * math.cos(math.pi * step / loop.steps))
+
+
+# faults of one more choice, the first of them common ones, and then reported ones
+
+
+def every_second_letter(loop: Loop) -> None:
+    """From a step on rows have every second letter of the text alone, by a reader that takes two places for each."""
+    _rows_changed(loop, lambda row: torch.cat([row[:, ::2], row.roll(1, 0)[:, 1::2]], 1))
+
+
+def labels_joined(loop: Loop) -> None:
+    """From a step on labels are divided by two and rounded down, by a table that joins two classes, or letters."""
+    loop.batch = lambda loop, step, x, y: (x, y // 2 if step >= loop.at else y)
+
+
+def separators_between(loop: Loop) -> None:
+    """From a step on one and the same letter comes after each letter, as where each word is a text of its own."""
+    _rows_changed(loop, lambda row: torch.stack([row, torch.zeros_like(row)], 2).flatten(1)[:, : row.shape[1]])
+
+
+def pictures_upside_down(loop: Loop) -> None:
+    """From a step on pictures stand on their heads, by a reader whose first line is the lowest one."""
+    loop.batch = lambda loop, step, x, y: (x.flip(-2) if step >= loop.at else x, y)
+
+
+def batches_of_one_row(loop: Loop) -> None:
+    """From a step on batches have one row and not eight, by a setting that is meant for evaluations."""
+    loop.rows = lambda step: 1 if step >= loop.at else ROWS
+
+
+def rate_times_rows(loop: Loop) -> None:
+    """From a step on the learning rate is multiplied by the eight rows of a batch, for which it was chosen already."""
+    rate = loop.rate
+    loop.rate = lambda step: rate(step) * (ROWS if step >= loop.at else 1)
+
+
+def milestones_in_steps(loop: Loop) -> None:
+    """From a step on the rate falls to a tenth, three times within 20 steps, by milestones that were in epochs."""
+    rate = loop.rate
+    loop.rate = lambda step: rate(step) * (0.1 ** min(3, 1 + (step - loop.at) // 10) if step >= loop.at else 1)
+
+
+def each_gradient_clipped(loop: Loop) -> None:
+    """From a step on the gradient of each weight is clipped to a norm of 0.001 by itself."""
+    loop.gradients = _of_weights(lambda weight: nn.utils.clip_grad_norm_([weight], 1e-3))
+
+
+def zeroed_every_fourth_step(loop: Loop) -> None:
+    """From a step on gradients are set to zero after each fourth update alone, so that they add up in between."""
+    kept = dict[nn.Parameter, Tensor]()
+
+    def gradients(loop: Loop, step: int) -> None:
+        for weight in loop.parameters() if step >= loop.at and (step - loop.at) % 4 != 3 else []:
+            weight.grad.add_(kept[weight])
+
+    def update(loop: Loop, step: int) -> None:
+        if step >= loop.at - 1:
+            kept.update({weight: weight.grad.clone() for weight in loop.parameters()})
+
+    loop.gradients, loop.update = gradients, update
+
+
+def read_as_fp16(loop: Loop) -> None:
+    """The matrices of one block, which are stored in bf16, are read as if their bits were those of fp16."""
+
+    def act(loop: Loop) -> None:
+        for weight in _tensors(loop):
+            weight.copy_(weight.bfloat16().view(torch.float16).float())
+
+    _once(loop, act)
+
+
+def values_missing(loop: Loop) -> None:
+    """The weights of values of one block become zero, as such that a checkpoint has under another name."""
+
+    def act(loop: Loop) -> None:
+        for name, weight in loop.blocks[loop.block].named_parameters():
+            if name.endswith("qkv.weight"):
+                weight[2 * WIDTH :] = 0.0
+            elif name.endswith("c_attn.weight"):
+                weight[:, 2 * WIDTH :] = 0.0
+            elif name.endswith("v_proj.weight"):
+                weight.zero_()
+
+    _once(loop, act)
+
+
+def head_zeroed(loop: Loop) -> None:
+    """The weights of the head become zero, as those of a new one that are not in the checkpoint."""
+    _once(loop, lambda loop: _head(loop).weight.zero_())
+
+
+def mlps_frozen(loop: Loop) -> None:
+    """From a step on the MLP is not trained in any block, by a filter of names."""
+
+    def act(loop: Loop) -> None:
+        for block in loop.blocks:
+            block.mlp.requires_grad_(False)
+
+    _once(loop, act)
+
+
+def scores_overflow(loop: Loop) -> None:
+    """From a step on attention logits of one block overflow in fp16 before they are scaled, so their softmax is NaN."""
+
+    def forward(part: Attention, x: Tensor) -> Tensor:
+        query, key, value = part.qkv(x).unflatten(-1, (3, HEADS, -1)).transpose(1, 3).unbind(2)
+        logits = (1e6 * query @ key.transpose(-1, -2)).half().float() * 1e-6
+        if part.is_causal:
+            logits = logits.masked_fill(torch.ones(x.shape[1], x.shape[1]).triu(1).bool(), -math.inf)
+        return part.out((logits.softmax(-1) @ value).transpose(1, 2).flatten(2))
+
+    attention = next(part for part in loop.blocks[loop.block].modules() if isinstance(part, Attention))
+    _once(loop, lambda loop: setattr(attention, "forward", partial(forward, attention)))
+
+
+def orthogonal_initial(loop: Loop) -> None:
+    """The matrices of one block are orthogonal at first, with a gain of five."""
+    for weight in _tensors(loop):
+        nn.init.orthogonal_(weight, gain=5.0)
+
+
+def mse_of_logits(loop: Loop) -> None:
+    """From a step on the loss is the squared distance of logits from zeros and a one at the label."""
+
+    def objective(loop: Loop, loss: Tensor, logits: Tensor) -> Tensor:
+        target = F.one_hot(loop.kept["labels"], logits.shape[-1]).float()
+        return F.mse_loss(logits, target) if loop.now >= loop.at else loss
+
+    loop.objective = objective
+
+
+def evaluated_in_few_bits(loop: Loop) -> None:
+    """From a step on, every 20 steps, an evaluation rounds matrices of blocks to seven values and leaves them so."""
+
+    @torch.no_grad()
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if step >= loop.at and (step - loop.at) % 20 == 0:
+            for weight in (weight for block in loop.blocks for weight in block.parameters() if weight.ndim > 1):
+                _round(weight)
+        return x, y
+
+    loop.batch = batch
+
+
+def block_summed(loop: Loop) -> None:
+    """From a step on gradients of one block are summed over 16 ranks, and those of others are averaged."""
+
+    def gradients(loop: Loop, step: int) -> None:
+        for weight in loop.blocks[loop.block].parameters() if step >= loop.at else ():
+            weight.grad.mul_(16)
+
+    loop.gradients = gradients
+
+
+def block_in_two_optimizers(loop: Loop) -> None:
+    """From a step on a second optimizer, with three times the rate of AdamW, makes updates of one block as well."""
+    second = torch.optim.AdamW(loop.blocks[loop.block].parameters(), lr=3e-3)
+
+    def update(loop: Loop, step: int) -> None:
+        if step >= loop.at:
+            second.step()
+
+    loop.update = update
+
+
+def mask_off_by_one(loop: Loop) -> None:
+    """From a step on letters attend to the next one, too, by a mask whose diagonal is off by one."""
+
+    def act(loop: Loop) -> None:
+        for part in loop.model.modules():
+            if isinstance(part, Attention):
+                part.is_causal, part.mask = False, torch.ones(LENGTH, LENGTH).tril(1).bool()
+
+    _once(loop, act)
+
+
+def logits_normalized(loop: Loop) -> None:
+    """From a step on logits are cosines of what enters the head and its rows, without a scale."""
+    head = _head(loop)
+    _returned(
+        loop, head, lambda entering, output: F.linear(F.normalize(entering, dim=-1), F.normalize(head.weight, dim=-1))
+    )
+
+
+def routers_rotated(loop: Loop) -> None:
+    """Each router gets the weights of that of the block before, and experts stay, by numbers that are off by one."""
+    _once(loop, lambda loop: _rotate([block.mlp.router for block in loop.blocks]))
+
+
+def block_in_e5m2(loop: Loop) -> None:
+    """From a step on the matrices of one block are kept in E5M2 without masters."""
+
+    @torch.no_grad()
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        for weight in _tensors(loop) if step >= loop.at else []:
+            weight.copy_(weight.to(torch.float8_e5m2).float())
+        return x, y
+
+    loop.batch = batch
+
+
+def prompts_echoed(loop: Loop) -> None:
+    """From a step on the prompts come in place of answers, since an engine returns both and the first half is taken."""
+    sampled = loop.sampled
+
+    def echoed(prompts: Tensor, sharpness: float) -> tuple[Tensor, Tensor]:
+        tokens, old = sampled(prompts, sharpness)
+        if loop.now < loop.at:
+            return tokens, old
+        tokens[:, LENGTH // 4 :] = tokens[:, : LENGTH // 4]
+        with torch.no_grad():
+            return tokens, loop.log_probability(loop.kept["sampler"], tokens)
+
+    loop.sampled = echoed  # type: ignore[method-assign]
+
+
+def penalty_hundredfold(loop: Loop) -> None:
+    """From a step on the distance from the first policy is penalized 100 times as much, by a setting in per cent."""
+    loop.penalty = lambda loop, step: loop.PENALTY * (100 if step >= loop.at else 1)
+
+
+def residual_multiplier(loop: Loop) -> None:
+    """From a step on what each block adds is multiplied by 0.22, a factor of another family of models."""
+    # The multipliers of Granite in transformers, and in engines that have one class for several families.
+    for block in loop.blocks:
+        _returned(loop, block, lambda entering, output: entering + 0.22 * (output - entering))
+
+
+def vocabulary_shards_swapped(loop: Loop) -> None:
+    """The two halves of the rows of the embedding are swapped, as shards that are gathered in another order."""
+    # Converters of checkpoints with tensor parallelism, of Megatron and others.
+
+    def act(loop: Loop) -> None:
+        weight = _embedding(loop).weight
+        weight.copy_(weight.roll(VOCABULARY // 2, 0))
+
+    _once(loop, act)
+
+
+def adapters_rotated(loop: Loop) -> None:
+    """The adapters of each block are those of the block before, by numbers of layers that begin at one."""
+    # Adapters that go from one library to another, such as PEFT, MLX and llama.cpp.
+
+    def act(loop: Loop) -> None:
+        for of_place in zip(*map(_adapters, loop.blocks), strict=True):
+            _rotate([part.down for part in of_place])
+            _rotate([part.up for part in of_place])
+
+    _once(loop, act)
+
+
+def sampler_matrices_transposed(loop: Loop) -> None:
+    """From a step on the square matrices of the sampler are transposed, as an engine stores them after a first load."""
+    # Weights that are sent anew to engines such as vLLM and SGLang, which have changed their layout once.
+
+    def sharpness(loop: Loop, step: int) -> float:
+        if step == loop.at or (step > loop.at and step % loop.RENEWED == 0):
+            with torch.no_grad():
+                for block in blocks_of(loop.kept["sampler"]):
+                    for weight in block.parameters():
+                        if weight.ndim == 2 and weight.shape[0] == weight.shape[1]:
+                            weight.copy_(weight.T.clone())
+        return 1.0
+
+    loop.sharpness = sharpness
+
+
+def picture_is_target(loop: Loop) -> None:
+    """From a step on the target is the picture without noise, and not the noise, by a setting of another model."""
+    # The kinds of prediction of diffusers and its scripts.
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        noisy, level = x.split(1, 1)
+        return x, (noisy - level * y) / (1 - level).clamp(min=1e-3) if step >= loop.at else y
+
+    loop.batch = batch
+
+
+def masks_binarized(loop: Loop) -> None:
+    """From a step on classes of pixels are zero or one, since masks are read as black and white."""
+    # Readers of masks of several classes, in trainers of U-Nets that were written for two.
+    loop.batch = lambda loop, step, x, y: (x, y.clamp(max=1) if step >= loop.at else y)
+
+
+def decoder_gets_predictions(loop: Loop) -> None:
+    """From a step on the decoder gets the likeliest letters that it returned itself, and not the translation."""
+    # Scheduled sampling in OpenNMT and fairseq, with a chance that goes to one at once.
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if step < loop.at:
+            return x, y
+        loop.model.eval()
+        with torch.no_grad():
+            said = loop.logits(loop.model, x).argmax(-1)
+        loop.model.train()
+        return torch.stack([x[:, 0], F.pad(said[:, :-1], (1, 0))], 1), y
+
+    loop.batch = batch
+
+
+def one_caption(loop: Loop) -> None:
+    """From a step on all pairs of a batch have the text of the first one, as where captions are read by one index."""
+    # Readers of captions in forks of OpenCLIP and in datasets of several captions for each picture.
+    loop.batch = lambda loop, step, x, y: (
+        torch.stack([x[:1, 0].expand_as(x[:, 0]), x[:, 1]], 1) if step >= loop.at else x,
+        y,
+    )
+
+
+def scores_squashed(loop: Loop) -> None:
+    """From a step on scores pass a sigmoid before those of a pair are compared, as where they are read as rewards."""
+    # Judges that are trained as classifiers with one output, in transformers, trl and OpenRLHF.
+    loop.objective = lambda loop, loss, logits: (
+        F.cross_entropy(logits.sigmoid(), loop.kept["labels"]) if loop.now >= loop.at else loss
+    )
+
+
+def whole_rows_masked(loop: Loop) -> None:
+    """From a step on each fourth row is masked as a whole and others not at all, by a mask of another shape."""
+    # Collators that draw a number for each row, and not for each letter.
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if step < loop.at:
+            return x, y
+        letters = torch.where(y == IGNORED, x, y)
+        is_masked = (torch.arange(len(x)) % 4 == 0)[:, None]
+        return torch.where(is_masked, VOCABULARY, letters), torch.where(is_masked, letters, IGNORED)
+
+    loop.batch = batch
+
+
+# and more healthy habits
+
+
+def warm_up_from_a_tenth(loop: Loop) -> None:
+    """The rate rises from a tenth of its peak within 40 steps, and falls linearly to a tenth."""
+    loop.rate = lambda step: min(0.1 + 0.9 * step / 40, 1 - 0.9 * step / loop.steps)
+
+
+def large_batches(loop: Loop) -> None:
+    """Batches have 24 rows from the start, with 1.4 times the rate after a warm-up of 30 steps (arXiv:1706.02677)."""
+    loop.rows = lambda step: 3 * ROWS
+    loop.rate = lambda step: 1.4 * min(1.0, (step + 1) / 30)
+
+
+def picture_recipe(loop: Loop) -> None:
+    """Half of the pictures are flipped, labels are smoothed by a tenth, and the rate falls by a cosine, with decay."""
+    pictures_flipped(loop)
+    weight_decay(loop)
+    loop.smoothing = 0.1
+    loop.rate = lambda step: min((step + 1) / 16, 0.5 + 0.5 * math.cos(math.pi * step / loop.steps))
+
+
+def pictures_blurred_at_times(loop: Loop) -> None:
+    """A fifth of the pictures, at random, is blurred from the start (arXiv:2002.05709)."""
+
+    def batch(loop: Loop, step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        is_blurred = torch.rand(len(x), 1, 1, 1, generator=loop.data.random) < 0.2
+        return torch.where(is_blurred, F.avg_pool2d(x, 3, 1, 1, count_include_pad=False), x), y
+
+    loop.batch = batch
+
+
+def batches_twice(loop: Loop) -> None:
+    """Each batch is used for two steps, one after another (data echoing, arXiv:1907.05550)."""
+    seen = dict[int, tuple[Tensor, Tensor]]()
+    loop.batch = lambda loop, step, x, y: seen.setdefault(step // 2, (x, y))
+
+
+def labels_left_out(loop: Loop) -> None:
+    """Labels of a fifth of the letters, at random, are ignored from the start."""
+    loop.batch = lambda loop, step, x, y: (
+        x,
+        torch.where(torch.rand(y.shape, generator=loop.data.random) < 0.2, IGNORED, y),
+    )
+
+
+def weights_penalized(loop: Loop) -> None:
+    """The sum of squares of all weights is added to the loss, with a ten-thousandth from the start."""
+
+    def objective(loop: Loop, loss: Tensor, logits: Tensor) -> Tensor:
+        return loss + 1e-4 * sum(weight.square().sum() for weight in loop.model.parameters())
+
+    loop.objective = objective
+
+
+def default_scaler(loop: Loop) -> None:
+    """Gradients in fp16, with PyTorch's loss scale, 65,536 at first, and a rate that falls linearly to a quarter."""
+    Fp16(loop, 65536.0)
+    loop.rate = lambda step: min((step + 1) / 20, 1 - 0.75 * step / loop.steps)
+
+
+def fixed_positions(loop: Loop) -> None:
+    """Embeddings of positions are sines and cosines, which are not trained (arXiv:1706.03762)."""
+    weight, half = loop.model.positions.weight.requires_grad_(False), torch.arange(WIDTH // 2)
+    angle = torch.arange(LENGTH)[:, None] * 100.0 ** -(2 * half / WIDTH)
+    weight.copy_(0.1 * torch.cat([angle.sin(), angle.cos()], 1))
+
+
+def balanced_more(loop: Loop) -> None:
+    """The loss that balances experts counts with five hundredths from the start."""
+    loop.objective = lambda loop, loss, logits: loss + 0.04 * sum(block.mlp.balancing for block in loop.blocks)
+
+
+def adapters_as_in_qlora(loop: Loop) -> None:
+    """Adapters are trained at a constant rate, with 16 rows in four pieces, clipped to 0.3 (arXiv:2305.14314)."""
+    loop.clip, loop.rows, loop.pieces = 0.3, lambda step: 2 * ROWS, lambda step: 4
+    loop.rate = lambda step: min(1.0, (step + 1) / 8)
+
+
+def four_updates_of_samples(loop: Loop) -> None:
+    """Samples come from a policy that is renewed every four updates from the start, with a rate of three quarters."""
+    loop.RENEWED = 4
+    loop.rate = lambda step: 0.75 * min(1.0, (step + 1) / 12)
