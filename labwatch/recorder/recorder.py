@@ -28,8 +28,9 @@ from labwatch.recorder.parts import find_parts, plain
 from labwatch.recorder.settings import Settings
 from labwatch.recorder.tally import WEIGHTS_OF_LOSS, Key, Known, of_experts, of_places, of_whole
 
-# Weights are said to have moved by more than their updates if they changed by more than this share of their own size,
-# and named if that is so many times what the updates explain; where these explain nothing, the last number stands.
+# Weights are said to have moved by more than their updates if they changed by more than this share of their own size
+# and are so many numbers, since the updates of one may cancel out; and named if that is so many times what the updates
+# explain. Where these explain nothing, the last number stands.
 LEAST_CHANGE, FEWEST, NAMED, BEYOND_ALL = 0.05, 8, 2.0, 1e6
 # NaN if the loss is no cross-entropy.
 OF_LABELS = ["label_perplexity", "label_share", "label_count", "label_loss", "label_next", "label_same"]

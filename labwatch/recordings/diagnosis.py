@@ -125,15 +125,8 @@ def diagnose(recording: Recording) -> Diagnosis:
 
 ROUNDING_EXPLAINS = ("frozen parts", "updates that are zero", "weights against updates")
 AT_START = (
-    *(
-        "weights that no optimizer has",
-        "frozen parts",
-        "zero gradients",
-        "initial weights",
-        "initial values",
-        "sizes of updates",
-    ),
-    *("labels that attention sees", "probabilities for logits", "updates that rounding loses"),
+    *("weights that no optimizer has", "frozen parts", "zero gradients", "initial weights", "initial values"),
+    *("sizes of updates", "labels that attention sees", "probabilities for logits", "updates that rounding loses"),
     *("clipping under a loss scale", "residuals of all blocks", "KL divergence"),
 )
 

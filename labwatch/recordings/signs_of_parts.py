@@ -57,10 +57,10 @@ NEXT, AHEAD, COPIED = 0.9, 0.05, 0.05
 # make of them changes by so much more.
 LARGE_UPDATES, LONG_UPDATES, SMALL_UPDATES, SMALL_STEPS, UPDATES_APART = 0.2, 0.015, 1e-4, 100, 1.1
 LOGITS_GREW, NEAR_LOGITS, FAR_LOGITS, LEARNED = 4.0, 0.125, 4.0, 0.9
-# Weights have moved by more than their updates can if it is so many times what these explain. The first are small. They
-# stay behind their updates if the logarithm of that is so far below the rows before, for some rows.
-# Or in a block by so many times as much as in the median one, and beyond these by the last number.
-BEYOND_UPDATES, OF_FIRST, BEHIND_UPDATES, UNLIKE_BLOCKS, BEYOND_ANY = 3.4, 2.0, 0.65, 3.0, 1.5
+# Weights have moved by more than their updates can if it is so many times what these explain, or so many times, and in
+# a block so many times as much as in the median one. The first are small. They stay behind their updates if the
+# logarithm of that is so far below the rows before, for some rows.
+BEYOND_UPDATES, BEYOND, UNLIKE_BLOCKS, OF_FIRST, BEHIND_UPDATES = 3.4, 1.5, 3.0, 2.0, 0.65
 # Weights of most parts shrink if they are such a share of what they were at the row before.
 HALF = 0.5
 # Weights are rounded if so many of their entries need no more digits than a 16-bit format has; others do by chance.
@@ -445,7 +445,7 @@ def weights_beyond_updates(read: Readings) -> Iterator[Sign]:
         beyond_m, least_m = read.column("change_over_updates", place), BEYOND_UPDATES * more_m
         if place in read.blocks and len(read.blocks) > 2:
             unlike_m = UNLIKE_BLOCKS * np.median(of_blocks_pm, axis=0)
-            least_m = np.fmin(least_m, np.maximum(unlike_m, BEYOND_ANY) * more_m)
+            least_m = np.fmin(least_m, np.maximum(unlike_m, BEYOND) * more_m)
         if (beyond_m > least_m).any():
             row = int(np.argmax(beyond_m > least_m))
             names = read.recording.names.get(("weight_moved", place), {}).get(row, [])

@@ -55,14 +55,14 @@ def leaves_reference(read: Readings) -> Iterator[Sign]:
         return
     if ((kl_n <= KL_GONE * highest_n) & (highest_n > 0)).any():
         return  # it is of what sampled, which is renewed again and again
+    is_noisy_n = np.logical_or.accumulate((kl_n * KL_NOISY < highest_n) & (np.arange(len(kl_n)) > 0))
     least_later_n = np.fmin.reduce(rows_from(kl_n))
     growth_kn = [kl_n[rows:] - kl_n[:-rows] for rows in range(1, KL_ROWS + 1)]
     largest_kn = [np.maximum.accumulate(growth_n) for growth_n in growth_kn]
     for now in range(2, len(kl_n)):
         highest, growth = highest_n[now - 1], growth_kn[0][now - 1]
-        is_noisy = (kl_n * KL_NOISY < highest_n)[1:now].any()  # so a single row says little
         is_calm = now > USUAL and highest <= KL_LEFT * highest_n[now - USUAL - 1]
-        is_calm = is_calm and now + is_noisy < len(kl_n)
+        is_calm = is_calm and now + is_noisy_n[now - 1] < len(kl_n)  # a single row says little among noise
         if is_calm and least_later_n[now] > KL_LEFT * highest and growth > KL_GROWTH * largest_kn[0][now - 2]:
             row = int(row_n[now])
             yield Sign("policy", row, moves=[read.change("kl", "", row)])
@@ -75,7 +75,7 @@ def leaves_reference(read: Readings) -> Iterator[Sign]:
         left = int(np.flatnonzero(kl_n[: now + 1] <= KL_LEFT * highest)[-1:].max(initial=begin)) + 1
         least = KL_GROWTH if left < now else KL_GROWTH**2 * (1 + 1 / now)  # one row may be noise, and more so of few
         noise = (highest_n - kl_n)[: begin + 1].max()  # by which it fell again
-        grown = kl_n[now - is_noisy : now + 1].min() - kl_n[begin]
+        grown = kl_n[now - is_noisy_n[begin] : now + 1].min() - kl_n[begin]
         if highest > 0 and kl_n[now] > least * highest and grown > KL_GROWTH * (largest + noise):
             far = left + int(np.argmax(kl_n[left : now + 1] > KL_GROWTH * highest))
             if 2 * (kl_n[far] - kl_n[far - 1]) > kl_n[now] - kl_n[begin]:  # it left in that step, by most of the way
