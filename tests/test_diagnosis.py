@@ -1771,6 +1771,15 @@ def test_tokens_that_miss_in_one_batch_alone_are_chance(rows: list[int], is_said
     assert said == [("data", AT)] * is_said
 
 
+def test_a_loss_that_is_zero_at_first_is_read(tmp_path: Path) -> None:
+    """As that of ratios, of advantages whose mean is zero."""
+
+    def tell(row: Row, step: int) -> None:
+        row["loss"] = 0.0 if step == 0 else row["loss"] - 3
+
+    assert not findings(planted(tmp_path / "probes.jsonl", tell))
+
+
 @pytest.mark.parametrize(("share", "is_said"), [(0.5, False), (0.9, True)])
 def test_labels_that_are_new_in_the_first_batches_are_no_alarm(share: float, is_said: bool, tmp_path: Path) -> None:
     def tell(row: Row, step: int) -> None:

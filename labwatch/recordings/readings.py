@@ -122,7 +122,7 @@ class Readings:
             recording.loss_step_n,
             recording.loss_n,
             is_of_rewards=self.is_of_rewards,
-            falls_to=BEGUN if len(self.step_m) and self.knows_nothing else math.inf,
+            falls_to=BEGUN if len(self.step_m) and self.knows_nothing else None,
         )
         self.settled = max(warm, self.row_of(settled))  # the row after which changes are judged
         self.moves = {
@@ -270,7 +270,7 @@ def _solved(reward_m: Numbers) -> NDArray[np.bool_]:
 
 
 def _settled_step(
-    step_n: NDArray[np.int64], loss_n: Numbers, *, is_of_rewards: bool = False, falls_to: float = math.inf
+    step_n: NDArray[np.int64], loss_n: Numbers, *, is_of_rewards: bool = False, falls_to: float | None = None
 ) -> float:
     """The first step by which the fall of the loss slowed down, if it need fall, and to such a share of what it was.
 
@@ -279,7 +279,8 @@ def _settled_step(
     end = FEWEST_STEPS
     while end <= len(loss_n):
         first, middle, last = (np.median(part_n) for part_n in np.split(loss_n[:end], [end // 4, end - end // 4]))
-        if is_of_rewards or (first - middle >= middle - last and not last > falls_to * loss_n[0]):
+        has_begun = falls_to is None or not last > falls_to * loss_n[0]
+        if is_of_rewards or (first - middle >= middle - last and has_begun):
             return int(step_n[end - 1])
         end += end // 4
     return math.inf
