@@ -40,8 +40,8 @@ LAMB, Shampoo, SOAP, GaLore, Muon, Lion or SGD. In some a fault is planted at a 
 variety that healthy training has.
 `recorded_faults.yaml` has the design, and says what is right.
 
-Rules were made on a part of these runs and judged on others. Seventeen times runs were held out: committed before any of
-them was judged, and judged once.
+Rules were made on a part of these runs and judged on others. Seventeen times runs were held out: committed before any
+of them was judged, and judged once.
 
 - The first, with the vision transformer and Lion: 56 of 68 faults told rightly (82 %), and 79 of 81 healthy recordings
   without an alarm. After that they were of tuning (of which fewer runs are recorded at every step than then).

@@ -112,7 +112,7 @@ LINES = {
     "sweeping": 2747,
     "features": 3499,
     "notebook": 54,
-    "labwatch": 9770,
+    "labwatch": 9764,
     "cli": 584,
     "studies": 7034,
     "hydra_plugins": 57,
