@@ -1,6 +1,6 @@
 // Passes over activations in bf16 between matrix products, each once through memory; lab/model/kernels.py calls them.
 //
-// Sixteen rows are taken at once, so that their sums cost as many additions as vectors.  A row's result depends on the
+// LANES rows are taken at once, so that their sums cost as many additions as vectors.  A row's result depends on the
 // row alone: neither on its place in the tensor, nor on how many rows there are.
 
 #include <algorithm>
@@ -18,16 +18,23 @@
 #include <unistd.h>
 #endif
 
-using bf16 = uint16_t;
-typedef float floats __attribute__((vector_size(64)));
-typedef int32_t ints __attribute__((vector_size(64)));
-typedef uint32_t bits __attribute__((vector_size(64)));
-typedef uint16_t halves __attribute__((vector_size(32)));
+#define LANES (__BIGGEST_ALIGNMENT__ / 4)  // numbers per vector: 16 with AVX-512, 8 with AVX2
 
-constexpr int LANES = 16;
+using bf16 = uint16_t;
+typedef float floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t ints __attribute__((vector_size(4 * LANES)));
+typedef uint32_t bits __attribute__((vector_size(4 * LANES)));
+typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
+
 constexpr float LAYERNORM_EPS = 1e-6f, LOG2_E = 1.44269504f;
 constexpr float GELU_SLOPE = 1.5957691216057308f, GELU_CUBE = 0.044715f;  // as in layers.py
+#if LANES == 16
 const ints LANE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#elif LANES == 8
+const ints LANE = {0, 1, 2, 3, 4, 5, 6, 7};
+#else
+const ints LANE = {0, 1, 2, 3};
+#endif
 
 static inline floats all(float x) { return x - floats{}; }
 
@@ -117,10 +124,10 @@ static inline floats gelu_gate(floats x, floats square) {
     return reciprocal(exp2(x * (square * (slope * GELU_CUBE) + slope)) + 1.0f);
 }
 
-// Of sixteen vectors, the sum or maximum of each as one vector.
+// Of LANES vectors, the sum or maximum of each as one vector.
 template <class Combine>
 static inline floats across(const floats rows[LANES], Combine combine) {
-    const ints even = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
+    const ints even = 2 * LANE;
     floats folded[LANES];
     memcpy(folded, rows, sizeof folded);
     for (int count = LANES / 2; count; count /= 2)
@@ -141,7 +148,7 @@ static inline floats square_root(floats x) {
     return load(y);
 }
 
-// Mean and 1 / deviation of up to sixteen rows of `width` entries.
+// Mean and 1 / deviation of up to LANES rows of `width` entries.
 template <class Number>
 static inline void moments(const Number* const x[], int rows, int width, floats& mean, floats& scale) {
     floats total[LANES] = {}, square[LANES] = {};
@@ -728,7 +735,7 @@ void layer_norm_backward(const bf16* dy, const float* x, const float* gain, floa
     }
 }
 
-// Log of the sum of exponentials of up to sixteen rows.
+// Log of the sum of exponentials of up to LANES rows.
 static floats log_sum_exp(const bf16* x, int rows, int width) {
     floats largest[LANES], total[LANES] = {};
     for (int i = 0; i < rows; i++) {

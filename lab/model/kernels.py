@@ -1,8 +1,7 @@
 """Kernels in C++ of what lies between the matrix products of a block: activations in bf16, each read and written once.
 
 On a processor with matrix units the products of a small model are so fast that memory sets the pace, and a compiler of
-graphs passes over it once for each reduction.  These kernels need a CPU with fast bf16 products and a C++ compiler,
-which builds them once per machine.
+graphs passes over it once for each reduction.  A C++ compiler builds these kernels once per machine.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from torch import Tensor
 from lab.core import machine
 
 HEAD_WIDTHS = (16, 32, 64, 128)  # for which ``split_heads`` is compiled
-LANES = 16  # numbers per vector: widths of norms must be multiples
+LANES = 16  # numbers in the longest vectors: widths of norms must be multiples
 SOURCE = Path(__file__).with_suffix(".cpp")
 
 # Compiled graphs are cached by the names of operations, so these contain what the operations do.
@@ -30,13 +29,13 @@ _operations = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped
 
 
 def can_take(x: Tensor, dtype: torch.dtype = torch.bfloat16) -> bool:
-    """Whether there are kernels for this tensor: of this precision, on a CPU that multiplies bf16 fast."""
+    """Whether there are kernels for this tensor: of this precision, on a CPU, where a compiler can build them."""
     return x.dtype is dtype and x.device.type == "cpu" and _library() is not None
 
 
 @cache
 def _library() -> Any:
-    return machine.compiled_library(SOURCE) if machine.multiplies_bf16() else None
+    return machine.compiled_library(SOURCE)
 
 
 @cache
