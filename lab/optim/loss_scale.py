@@ -26,7 +26,7 @@ class LossScale(ABC):
     def begin(self, runs: int, device: torch.device) -> dict[str, Tensor]:
         """The state of a fresh start; a restart that resets the loss scale begins with it again."""
         zero_r = torch.zeros(runs, dtype=torch.float32, device=device)
-        return {"scale": torch.full_like(zero_r, self.init), "at_floor": zero_r}
+        return {"scale": zero_r + torch.as_tensor(self.init).to(zero_r), "at_floor": zero_r}
 
     @abstractmethod
     def after(self, state: Mapping[str, Tensor], overflow_r: Tensor) -> dict[str, Tensor]:
@@ -114,11 +114,6 @@ class ConstantScale(LossScale):
     """
 
     init: PerRun = bounded(above=0)  # type: ignore[misc,assignment]
-
-    def begin(self, runs: int, device: torch.device) -> dict[str, Tensor]:
-        """The scale of each run."""
-        zero_r = torch.zeros(runs, dtype=torch.float32, device=device)
-        return {"scale": zero_r + torch.as_tensor(self.init).to(zero_r), "at_floor": zero_r}
 
     def after(self, state: Mapping[str, Tensor], overflow_r: Tensor) -> dict[str, Tensor]:
         """The same scale; every overflow finds no smaller one."""
