@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -14,7 +13,7 @@ from lab.core.axes import in_whole_vectors, over, per_run_rms, select_per_run
 from lab.core.hooks import announce
 from lab.core.registry import LINKS
 from lab.core.schema import PerRun, bounded
-from lab.optim.links.link import Link, Now, Tensors
+from lab.optim.links.link import Link, Now, Tensors, average, shaped
 
 
 def _power(base: Tensor | float, exponent: Tensor | float) -> Tensor:
@@ -22,26 +21,12 @@ def _power(base: Tensor | float, exponent: Tensor | float) -> Tensor:
     return (torch.as_tensor(base).log() * exponent).exp()
 
 
-def _average(mean: Tensor, value: Tensor, beta: Tensor | float) -> None:
-    """Let a value enter an exponential moving average, in place."""
-    # products and sums apart: a kernel is free to fuse them in the body of a buffer and not in its tail, and a
-    # run's bits must not depend on where in the fleet it stands
-    mean.mul_(over(beta, mean)).add_(value * over(1 - beta, mean))
-
-
-def _shaped(number_r: Tensor | float, tensor_r: Tensor) -> Tensor:
-    """As ``over``, and a tensor in any case."""
-    return torch.as_tensor(over(number_r, tensor_r)).to(tensor_r)
-
-
 class TwoMoments(Link):
     """A link with moving averages of the gradient and of its square, which begin at zero."""
 
     takes: ClassVar = ("gradient",)
     makes: ClassVar = "direction"
-
-    def begin(self, weights: Mapping[str, Tensor]) -> Tensors:
-        return {f"{moment}.{name}": torch.zeros_like(w) for name, w in weights.items() for moment in ("mean", "square")}
+    keeps: ClassVar = ("mean", "square")
 
 
 @LINKS.register("adam")
@@ -74,8 +59,8 @@ def _adam(
     (beta1, beta2), unbias1, direction = betas, 1 - _power(betas[0], now.step + 1), {}
     for name, gradient in updates.items():
         mean, square = state[f"mean.{name}"], state[f"square.{name}"]
-        _average(mean, gradient, beta1)
-        _average(square, gradient.square(), beta2)
+        average(mean, gradient, beta1)
+        average(square, gradient.square(), beta2)
         root = (square / over(unbias2, square)).sqrt_().add_(over(eps, square))
         direction[name] = (mean / over(unbias1, mean)).div_(root).masked_fill_(root == 0, 0.0)
     announce("second_moments", "", updates, {name: state[f"square.{name}"] for name in updates}, unbias2)
@@ -119,7 +104,7 @@ class StableAdam(Adam):
         direction, unbias2 = super().__call__(updates, state, now), 1 - _power(self.beta2, now.step + 1)
         for name, gradient in updates.items():
             square = state[f"square.{name}"]
-            least = _shaped(self.eps, square).square()
+            least = shaped(self.eps, square).square()
             expected = torch.maximum(square / over(unbias2, square), least)
             rms_r = per_run_rms(torch.where(expected == 0, 0.0, gradient / expected.sqrt()))
             direction[name] = direction[name] * over(torch.where(rms_r > 1, 1 / rms_r, 1.0), square)
@@ -145,8 +130,8 @@ class AdamAtan2(TwoMoments):
         direction = {}
         for name, gradient in updates.items():
             mean, square = state[f"mean.{name}"], state[f"square.{name}"]
-            _average(mean, gradient, self.beta1)
-            _average(square, gradient.square(), self.beta2)
+            average(mean, gradient, self.beta1)
+            average(square, gradient.square(), self.beta2)
             root = (square / over(unbias2, square)).sqrt_() * over(self.atan2_b, square)
             angle = in_whole_vectors(torch.atan2, mean / over(unbias1, mean), root)
             direction[name] = angle * over(self.atan2_a, mean)
@@ -194,8 +179,8 @@ class Adopt(TwoMoments):
         direction = {}
         for name, gradient in updates.items():
             mean, square = state[f"mean.{name}"], state[f"square.{name}"]
-            root = torch.maximum(square.sqrt(), _shaped(self.eps, square))
-            limit = _shaped(limit_r, square)
+            root = torch.maximum(square.sqrt(), shaped(self.eps, square))
+            limit = shaped(limit_r, square)
             quotient = (gradient / root).clamp(-limit, limit)
             averaged = mean * over(self.beta1, mean) + quotient * over(1 - self.beta1, mean)
             mean.copy_(select_per_run(now.step == 0, torch.where(gradient.isnan(), gradient, 0.0), averaged))
@@ -214,15 +199,13 @@ class AdEMAMix(TwoMoments):
     share rises along a line, and its half-life from the half-life of beta1 to that of beta3.
     """
 
+    keeps: ClassVar = ("mean", "square", "slow")
     beta1: PerRun = bounded(above=0, below=1)
     beta2: PerRun = bounded(at_least=0, below=1)
     beta3: PerRun = bounded(above=0, below=1)
     eps: PerRun = bounded(at_least=0)
     slow_share: PerRun = bounded(at_least=0)
     slow_warmup: PerRun = bounded(at_least=0, at_most=1)
-
-    def begin(self, weights: Mapping[str, Tensor]) -> Tensors:
-        return super().begin(weights) | {f"slow.{name}": torch.zeros_like(w) for name, w in weights.items()}
 
     def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
         announce("adam", "", updates, self.eps)
@@ -231,10 +214,10 @@ class AdEMAMix(TwoMoments):
         progress_r = ((now.step + 1) / rising.clamp(min=1)).clamp(max=1)
         beta3_r, direction = self.slow_memory(progress_r), {}
         for name, gradient in updates.items():
-            mean, square, slow = (state[f"{moment}.{name}"] for moment in ("mean", "square", "slow"))
-            _average(mean, gradient, self.beta1)
-            _average(square, gradient.square(), self.beta2)
-            _average(slow, gradient, beta3_r)
+            mean, square, slow = (state[f"{moment}.{name}"] for moment in self.keeps)
+            average(mean, gradient, self.beta1)
+            average(square, gradient.square(), self.beta2)
+            average(slow, gradient, beta3_r)
             root = (square / over(unbias2, square)).sqrt_().add_(over(self.eps, square))
             both = mean / over(unbias1, mean) + slow * over(self.slow_share * progress_r, slow)
             direction[name] = both.div_(root).masked_fill_(root == 0, 0.0)

@@ -14,7 +14,7 @@ from lab.core.distributed import mean_over_ranks
 from lab.core.registry import LINKS
 from lab.core.roles import MATRICES, Role
 from lab.core.schema import PerRun, bounded
-from lab.optim.links.link import Link, Now, Tensors, per_run
+from lab.optim.links.link import Link, Now, Tensors, average, per_run, shaped
 
 SMALLEST_DEVIATION = 1e-6  # added to a standard deviation that divides
 
@@ -69,7 +69,7 @@ class ClipRelative(Link):
         is_clipped_r = norm_r > limit_r
         clipped_r = torch.where(is_clipped_r, limit_r, norm_r)
         keep_r = torch.where(is_clipped_r, limit_r / norm_r, 1.0)
-        average_r.mul_(over(self.clip_memory, average_r)).add_(clipped_r * over(1 - self.clip_memory, average_r))
+        average(average_r, clipped_r, self.clip_memory)
         return {name: gradient * over(keep_r, gradient) for name, gradient in updates.items()}
 
 
@@ -135,9 +135,9 @@ class ZClip(Link):
         norm_r = per_run_norm(updates.values())
         mean_r, variance_r, count_r = (state[name] for name in ("mean", "variance", "count"))
         threshold_r, memory_r, most_r = (
-            _like(number, norm_r) for number in (self.z_threshold, self.z_memory, self.clip)
+            shaped(number, norm_r) for number in (self.z_threshold, self.z_memory, self.clip)
         )
-        is_usual_r = count_r < _like(self.z_warmup, norm_r)
+        is_usual_r = count_r < shaped(self.z_warmup, norm_r)
         deviation_r = variance_r.sqrt()
         z_r = (norm_r - mean_r) / (deviation_r + SMALLEST_DEVIATION)
         is_spike_r = ~is_usual_r & (z_r > threshold_r)
@@ -152,11 +152,6 @@ class ZClip(Link):
         limit_r = torch.minimum(clipped_r, most_r)
         keep_r = torch.where(norm_r > limit_r, limit_r / norm_r, 1.0)
         return {name: gradient * over(keep_r, gradient) for name, gradient in updates.items()}
-
-
-def _like(number_r: Tensor | float, tensor_r: Tensor) -> Tensor:
-    """A number per run in the precision of others ``[r]``."""
-    return torch.as_tensor(number_r).to(tensor_r)
 
 
 @LINKS.register("adagc")
@@ -184,9 +179,9 @@ class AdaGC(Link):
     def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
         norm_r = per_run_norm(updates.values())
         ratio_r, memory_r, most_r = (
-            _like(number, norm_r) for number in (self.adagc_ratio, self.adagc_memory, self.clip)
+            shaped(number, norm_r) for number in (self.adagc_ratio, self.adagc_memory, self.clip)
         )
-        warms_up_r = state["count"] < _like(self.adagc_warmup, norm_r)
+        warms_up_r = state["count"] < shaped(self.adagc_warmup, norm_r)
         keep_r = torch.where(norm_r > most_r, most_r / norm_r, 1.0)
         clipped = {}
         for name, gradient in updates.items():
@@ -233,10 +228,10 @@ class StableSpam(Link):
 
         def averaged(which: str, name: str, value_r: Tensor) -> Tensor:
             memory_r, average_r = torch.as_tensor(memories[which]), state[f"{which}.{name}"]
-            average_r.mul_(_like(memory_r, count_r)).add_(value_r * _like(1 - memory_r, count_r))
+            average_r.mul_(shaped(memory_r, count_r)).add_(value_r * shaped(1 - memory_r, count_r))
             # in the precision of numbers per run, since kernels round the last bit of an exp by its place
             unbias_r = 1 - (memory_r.log() * count_r.to(memory_r.dtype)).exp()
-            return average_r / _like(unbias_r, count_r)
+            return average_r / shaped(unbias_r, count_r)
 
         for name, gradient in updates.items():
             largest_r = per_run_max(gradient.abs())
@@ -292,7 +287,7 @@ class SkipSigma(Gate):
     def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
         count_r = state["count"]
         values = {"losses": now.measured[""].to(count_r), "norms": per_run_norm(now.gradients.values())}
-        is_early_r = count_r < torch.as_tensor(self.skip_fewest).to(count_r)
+        is_early_r = count_r < shaped(self.skip_fewest, count_r)
         keep_r = torch.ones_like(is_early_r)
         for name, value_r in values.items():
             keep_r = keep_r & value_r.isfinite() & (is_early_r | (value_r <= self._limit(state[name], count_r)))
@@ -311,4 +306,4 @@ class SkipSigma(Gate):
         mean_r1 = torch.where(is_filled_rw, past_rw, 0.0).sum(1, keepdim=True) / filled_r1
         square_r1 = torch.where(is_filled_rw, (past_rw - mean_r1).square(), 0.0).sum(1, keepdim=True)
         deviation_r = (square_r1 / (filled_r1 - 1)).sqrt()[:, 0]
-        return mean_r1[:, 0] + torch.as_tensor(self.skip_sigmas).to(deviation_r) * deviation_r
+        return mean_r1[:, 0] + shaped(self.skip_sigmas, deviation_r) * deviation_r

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from lab.core.axes import over
 from lab.core.hooks import HeldOut
 from lab.core.roles import Role
 
@@ -44,13 +45,14 @@ class Now:
 
 
 class Link(ABC):
-    """A link without memory; ``begin`` gives the tensors a link keeps between steps, which it updates in place.
+    """A rule of the chain; ``begin`` gives the tensors a link keeps between steps, which it updates in place.
 
     Attributes:
         takes: the kinds of updates it may be given: ``gradient``, ``direction``, ``step``.
         makes: the kind it hands on; None is the kind it was given.  A probe of ``direction`` receives this direction.
         roles: of the tensors it acts on; other tensors pass by.  A tensor also passes by while its update is of a kind
             that the link does not take.
+        keeps: what it keeps of each weight in a tensor of the same shape, which begins at zero: ``NAME.WEIGHT``.
         events: kinds of announcements of the forward pass that it reads.
         needs_whole_weights: whether it reads a weight as a whole; ``ranks=fsdp`` would give it shards.
     """
@@ -58,12 +60,13 @@ class Link(ABC):
     takes: ClassVar[tuple[str, ...]]
     makes: ClassVar[str | None] = None
     roles: ClassVar[tuple[Role, ...]] = tuple(Role)
+    keeps: ClassVar[tuple[str, ...]] = ()
     events: ClassVar[tuple[str, ...]] = ()
     needs_whole_weights: ClassVar[bool] = False
 
     def begin(self, weights: Mapping[str, Tensor]) -> Tensors:
         """Fresh state for the weights it acts on: tensors ``[r ...]`` by names that the link chooses."""
-        return {}
+        return {f"{kept}.{name}": torch.zeros_like(weight) for name, weight in weights.items() for kept in self.keeps}
 
     @abstractmethod
     def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
@@ -82,7 +85,19 @@ class Link(ABC):
         return None
 
 
+def average(mean: Tensor, value: Tensor, beta: Tensor | float) -> None:
+    """Let a value enter an exponential moving average, in place."""
+    # products and sums apart: a kernel is free to fuse them in the body of a buffer and not in its tail, and a
+    # run's bits must not depend on where in the fleet it stands
+    mean.mul_(over(beta, mean)).add_(value * over(1 - beta, mean))
+
+
 def per_run(weights: Mapping[str, Tensor], value: float = 0.0) -> Tensor:
     """One number per run ``[r]``, in the precision of the weights; every rank holds it whole."""
     first = next(iter(weights.values()))
     return torch.full((len(first),), value, dtype=first.dtype, device=first.device)
+
+
+def shaped(number_r: Tensor | float, tensor_r: Tensor) -> Tensor:
+    """As ``over``, and a tensor in any case."""
+    return torch.as_tensor(over(number_r, tensor_r)).to(tensor_r)

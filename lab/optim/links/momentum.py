@@ -12,7 +12,7 @@ from torch import Tensor
 from lab.core.axes import over
 from lab.core.registry import LINKS
 from lab.core.schema import PerRun, bounded
-from lab.optim.links.link import Link, Now, Tensors, per_run
+from lab.optim.links.link import Link, Now, Tensors, average, per_run
 from lab.optim.schedule import Constant
 
 
@@ -39,10 +39,8 @@ class Momentum(Link):
 
     takes: ClassVar = ("gradient",)
     makes: ClassVar = "direction"
+    keeps: ClassVar = ("sum",)
     momentum: PerRun = bounded(at_least=0, below=1)
-
-    def begin(self, weights: Mapping[str, Tensor]) -> Tensors:
-        return {f"sum.{name}": torch.zeros_like(weight) for name, weight in weights.items()}
 
     def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
         for name, gradient in updates.items():
@@ -61,11 +59,9 @@ class Lion(Link):
 
     takes: ClassVar = ("gradient",)
     makes: ClassVar = "direction"
+    keeps: ClassVar = ("mean",)
     beta1: PerRun = bounded(at_least=0, below=1)
     beta2: PerRun = bounded(at_least=0, below=1)
-
-    def begin(self, weights: Mapping[str, Tensor]) -> Tensors:
-        return {f"mean.{name}": torch.zeros_like(weight) for name, weight in weights.items()}
 
     def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
         direction = {}
@@ -73,7 +69,7 @@ class Lion(Link):
             mean = state[f"mean.{name}"]
             mixed = mean * over(self.beta1, mean) + gradient * over(1 - self.beta1, mean)
             direction[name] = torch.where(mixed.isnan(), mixed, mixed.sign())  # the sign of NaN is 0
-            mean.mul_(over(self.beta2, mean)).add_(gradient * over(1 - self.beta2, mean))
+            average(mean, gradient, self.beta2)
         return direction
 
 

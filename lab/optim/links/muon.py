@@ -10,11 +10,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from lab.core.axes import over, per_run_norm
+from lab.core.axes import nonzero, over, per_run_norm
 from lab.core.registry import LINKS
 from lab.core.roles import MATRICES
 from lab.core.schema import PerRun, bounded, one_of
-from lab.optim.links.link import Link, Now, Tensors
+from lab.optim.links.link import Link, Now, Tensors, average
 
 Coefficients = tuple[float, float, float]
 # Of each step X <- a X + (b A + c A^2) X with A = X X^T.  Where singular values end that began at 0.005 or above:
@@ -57,19 +57,17 @@ class Muon(Link):
     takes: ClassVar = ("gradient",)
     makes: ClassVar = "direction"
     roles: ClassVar = MATRICES
+    keeps: ClassVar = ("mean",)
     needs_whole_weights: ClassVar = True
     momentum: PerRun = bounded(at_least=0, below=1)
     newton_schulz: str = one_of(*NEWTON_SCHULZ)
     lr_scale: str = one_of("match_rms_adamw", "original", "spectral")
 
-    def begin(self, weights: Mapping[str, Tensor]) -> Tensors:
-        return {f"mean.{name}": torch.zeros_like(weight) for name, weight in weights.items()}
-
     def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
         mixed = {}
         for name, gradient in updates.items():
             mean = state[f"mean.{name}"]
-            mean.mul_(over(self.momentum, mean)).add_(gradient * over(1 - self.momentum, mean))
+            average(mean, gradient, self.momentum)
             mixed[name] = gradient * over(1 - self.momentum, mean) + mean * over(self.momentum, mean)
         directions = orthogonalize(list(mixed.values()), self.newton_schulz)
         return {
@@ -106,9 +104,9 @@ class NormalizeNeurons(Link):
         for name, direction in updates.items():
             square_r1o, beta2 = state[f"square.{name}"], over(self.neuron_beta2, direction)
             square_r1o.mul_(beta2).add_(direction.square().mean(1, keepdim=True) * (1 - beta2))
-            even = direction / torch.where(square_r1o == 0, 1.0, square_r1o).sqrt()
+            even = direction / nonzero(square_r1o).sqrt()
             norm_r, even_norm_r = per_run_norm([direction]), per_run_norm([even])
-            normalized[name] = even * over(norm_r / torch.where(even_norm_r == 0, 1.0, even_norm_r), even)
+            normalized[name] = even * over(norm_r / nonzero(even_norm_r), even)
         return normalized
 
 
@@ -139,8 +137,8 @@ def orthogonalize(matrices: Sequence[Tensor], preset: str) -> list[Tensor]:
 
 def _newton_schulz(x_nij: Tensor, preset: str) -> Tensor:
     """The steps of a preset on matrices ``[n i j]`` with i <= j."""
-    norm_n = x_nij.square().flatten(1).sum(1).sqrt() * MARGIN.get(preset, 1.0)
-    x_nij = x_nij / torch.where(norm_n == 0, 1.0, norm_n)[:, None, None]
+    norm_n = per_run_norm([x_nij]) * MARGIN.get(preset, 1.0)
+    x_nij = x_nij / over(nonzero(norm_n), x_nij)
     for a, b, c in NEWTON_SCHULZ[preset]:
         square_nii = torch.matmul(x_nij, x_nij.transpose(1, 2))
         mixed_nii = torch.matmul(square_nii, square_nii).mul_(c).add_(square_nii.mul_(b))

@@ -16,7 +16,7 @@ from lab.core.registry import LINKS
 from lab.core.roles import MATRICES, Role
 from lab.core.schema import PerRun, bounded, one_of
 from lab.optim.links.learning_rate import Decay, DecayLRSquared
-from lab.optim.links.link import Link, Now, Tensors
+from lab.optim.links.link import Link, Now, Tensors, shaped
 
 QUERY, KEY = ".attention.query", ".attention.key"
 FIRST_ITERATIONS = 30  # of the power method before training; afterwards each step adds one
@@ -153,7 +153,7 @@ class SpectralCap(Link):
             moved = weight - step
             value_r, after_ro1 = _power_iteration(moved, vector_ro1)
             vector_ro1.copy_(after_ro1)
-            limit_r = torch.as_tensor(self.spectral_cap).to(value_r)
+            limit_r = shaped(self.spectral_cap, value_r)
             shrunk = moved * over(limit_r / value_r, moved)
             steps[name] = select_per_run(value_r > limit_r, weight - shrunk, step)
         return steps
