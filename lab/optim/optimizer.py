@@ -54,9 +54,8 @@ class Optimizer:
         """The same optimizer with another number in every link that has a field of this name."""
 
         def changed(links: Mapping[str, Link]) -> dict[str, Link]:
-            of_fields = {name: {field.name for field in fields(link)} for name, link in links.items()}  # type: ignore[arg-type]
             return {
-                name: replace(link, **{key: value}) if key in of_fields[name] else link  # type: ignore[type-var]
+                name: replace(link, **{key: value}) if key in _keys(link) else link  # type: ignore[type-var]
                 for name, link in links.items()
             }
 
@@ -178,6 +177,11 @@ class Optimizer:
             updates[name] = select_per_run(kept_r, update, torch.zeros_like(update))
 
 
+def _keys(link: Any) -> list[str]:
+    """The keys of the numbers that a link, or its class, takes."""
+    return [field.name for field in fields(link)]
+
+
 def _of_role(role: str, state: Tensors) -> Tensors:
     """The part of a link's state that holds the tensors of a role with numbers of its own."""
     return {key.removeprefix(f"{role}/"): tensor for key, tensor in state.items() if key.startswith(f"{role}/")}
@@ -200,7 +204,7 @@ def build_optimizer(values: Mapping[str, Any]) -> Optimizer:
     _check_order(kinds)
     numbers = {key: value for key, value in values.items() if key not in ("name", "chain")}
     nested = {key: numbers.pop(key) for key, value in values.items() if isinstance(value, Mapping)}
-    of_file, taken = optimizer_numbers(name), {field.name for kind in kinds.values() for field in fields(kind)}
+    of_file, taken = optimizer_numbers(name), {key for kind in kinds.values() for key in _keys(kind)}
 
     def asked_for(given: Mapping[str, Any], prefix: str = "", is_taken: bool = True) -> dict[str, Any]:
         """The numbers, without the ones of the file that no link takes."""
@@ -232,14 +236,11 @@ def _build_for(
     own: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Link]:
     """The links that take numbers of a role, with these."""
-    keys = {
-        link: [field.name for field in fields(kinds[link]) if field.name in numbers_of_role]
-        for link in acting_on(role, kinds)
-    }
+    keys = {link: [key for key in _keys(kinds[link]) if key in numbers_of_role] for link in acting_on(role, kinds)}
     for key in numbers_of_role:
         takers = [link for link in keys if key in keys[link]]
         if not takers:
-            known = [field.name for link in keys for field in fields(kinds[link])]
+            known = [key for link in keys for key in _keys(kinds[link])]
             raise RequestError(f"unknown key 'optimizer.{role}.{key}'; {nearest(key, known)}")
         if whole := [link for link in takers if issubclass(kinds[link], Gate)]:
             raise RequestError(f"'optimizer.{role}.{key}' is a number of {whole[0]}, which acts on whole runs")
@@ -253,12 +254,9 @@ def _build_for(
 
 def reached(values: Mapping[str, Any]) -> list[str]:
     """Keys of the numbers that links of the chain share, in the order of the chain."""
-    kinds, own = (
-        link_kinds(values["chain"]),
-        {key: value for key, value in values.items() if isinstance(value, Mapping)},
-    )
-    keys = [field.name for link in kinds for field in fields(kinds[link]) if field.name not in own.get(link, ())]
-    return list(dict.fromkeys(keys))
+    own = {key: value for key, value in values.items() if isinstance(value, Mapping)}
+    kinds = link_kinds(values["chain"])
+    return list(dict.fromkeys(key for link in kinds for key in _keys(kinds[link]) if key not in own.get(link, ())))
 
 
 def link_kinds(chain: Any) -> dict[str, Any]:
@@ -310,7 +308,7 @@ def _check_order(kinds: Mapping[str, Any]) -> None:
 
 def _check_numbers(kinds: Mapping[str, Any], numbers: Mapping[str, Any], own: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse numbers that reach no link."""
-    keys = {link: [field.name for field in fields(kind)] for link, kind in kinds.items()}
+    keys = {link: _keys(kind) for link, kind in kinds.items()}
     for link in own:
         if link not in keys:
             raise RequestError(f"optimizer.{link} holds numbers, but is no link of the chain; {nearest(link, keys)}")
@@ -330,6 +328,6 @@ def _check_numbers(kinds: Mapping[str, Any], numbers: Mapping[str, Any], own: Ma
 def _build_link(
     name: str, kind: Any, numbers: Mapping[str, Any], own: Mapping[str, Any], where: str | None = None
 ) -> Link:
-    shared = {field.name: numbers[field.name] for field in fields(kind) if field.name in numbers}
+    shared = {key: numbers[key] for key in _keys(kind) if key in numbers}
     link: Link = build(kind, {**shared, **own}, where or (f"optimizer.{name}" if own else "optimizer"))
     return link
