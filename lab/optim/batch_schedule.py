@@ -46,18 +46,18 @@ class BatchSchedule(ABC):
         Raises:
             RequestError: a number of sequences is not whole.
         """
-        counts = {name: max(1, round(total * self._number(name))) for name in self.of_run if self._number(name) < 1}
-        for name in self.of_batch:
-            if self._number(name) < 1:
-                counts[name] = max(1, round(batch_size * self._number(name) / self.micro_batch)) * self.micro_batch
-        for name in {*self.of_batch, *self.of_run} - set(counts):
-            if not self._number(name).is_integer():
-                raise RequestError(f"batch.{name}={self._number(name):g} must be a whole number or a fraction below 1")
-            counts[name] = int(self._number(name))
+        counts = dict[str, int]()
+        for name in (*self.of_run, *self.of_batch):
+            number = float(getattr(self, name))
+            if number >= 1 and not number.is_integer():
+                raise RequestError(f"batch.{name}={number:g} must be a whole number or a fraction below 1")
+            if number >= 1:
+                counts[name] = int(number)
+            elif name in self.of_run:
+                counts[name] = max(1, round(total * number))
+            else:
+                counts[name] = max(1, round(batch_size * number / self.micro_batch)) * self.micro_batch
         return replace(self, **counts)
-
-    def _number(self, name: str) -> float:
-        return float(getattr(self, name))
 
     def sizes(self, batch_size: int) -> Iterator[int]:
         """Sequences in one update after another, without end.
