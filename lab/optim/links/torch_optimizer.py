@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence, Set
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence, Set
 from dataclasses import dataclass, field, make_dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -255,16 +255,12 @@ def _state_of(run: _Run) -> dict[str, Any]:
     }
 
 
-def _children(tree: Any) -> Iterable[tuple[Any, Any]]:
-    """What a mapping or a list holds, by key."""
-    return tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, MutableSequence) else ()
-
-
-def _leaves(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """The tensors and numbers of nested mappings and lists, each with its path."""
-    for key, value in _children(tree):
-        yield from _leaves(value, (*path, key))
-    if _is_leaf(tree):
+def _held(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """What nested mappings and lists hold, each with its path."""
+    if isinstance(tree, Mapping | MutableSequence):
+        for key, value in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
+            yield from _held(value, (*path, key))
+    else:
         yield path, tree
 
 
@@ -273,12 +269,14 @@ def _is_leaf(value: Any) -> bool:
     return isinstance(value, int | float) or (isinstance(value, Tensor) and value.layout is torch.strided)
 
 
-def _others(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+def _leaves(tree: Any) -> list[tuple[Path, Any]]:
+    """The tensors and numbers of nested mappings and lists, each with its path."""
+    return [(path, value) for path, value in _held(tree) if _is_leaf(value)]
+
+
+def _others(tree: Any) -> list[tuple[Path, Any]]:
     """What nested mappings and lists hold besides tensors and numbers, each with its path."""
-    for key, value in _children(tree):
-        yield from _others(value, (*path, key))
-    if not (_is_leaf(tree) or isinstance(tree, Mapping | MutableSequence)):
-        yield path, tree
+    return [(path, value) for path, value in _held(tree) if not _is_leaf(value)]
 
 
 def _is_constant(value: Any) -> bool:
