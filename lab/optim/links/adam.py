@@ -26,7 +26,7 @@ class TwoMoments(Link):
 
     takes: ClassVar = ("gradient",)
     makes: ClassVar = "direction"
-    keeps: ClassVar = ("mean", "square")
+    keeps: ClassVar[tuple[str, ...]] = ("mean", "square")
 
 
 @LINKS.register("adam")
