@@ -134,7 +134,7 @@ def check_fits(config: RunConfig, host: Host) -> None:
     if config.custom_model or least(config) <= free:
         return
     shape = f"model.width={config.model.width} model.depth={config.model.depth} seq_len={config.seq_len}"
-    rows = f"{_rows_key(config)}={config.rows} steps={config.steps}"
+    rows = f"{config.rows_key}={config.rows} steps={config.steps}"
     needed = f"{shape} {rows} take at least {least(config) / 1e9:,.1f} GB"
     choice = _smaller(config, lambda smaller: least(smaller) <= free)
     raise RequestError(f"{needed} of memory, and {free / 1e9:,.1f} GB are free; {choice}")
@@ -142,16 +142,11 @@ def check_fits(config: RunConfig, host: Host) -> None:
 
 def _smaller(config: RunConfig, fits: Callable[[RunConfig], bool]) -> str:
     """Advice: the first key that makes the run fit if it alone is halved often enough."""
-    for key, value in ((_rows_key(config), config.rows), ("steps", config.steps), ("seq_len", config.seq_len)):
+    for key, value in ((config.rows_key, config.rows), ("steps", config.steps), ("seq_len", config.seq_len)):
         while value := value // 2:
             if fits(_changed(config, key, value)):
                 return f"{key}={value} would fit"
     return "a smaller model may fit"
-
-
-def _rows_key(config: RunConfig) -> str:
-    """The key that says how many sequences a forward and backward pass holds."""
-    return "batch_size" if config.batch is None else "batch.micro_batch"
 
 
 def _changed(config: RunConfig, key: str, value: int) -> RunConfig:

@@ -69,7 +69,7 @@ def check_ranks(config: RunConfig) -> None:
     Raises:
         RequestError: the number of ranks does not divide the batch size or a weight.
     """
-    distributed.batch_rows(config.rows, "batch_size" if config.batch is None else "batch.micro_batch")
+    distributed.batch_rows(config.rows, config.rows_key)
     if distributed.world_size() == 1:
         return
     if config.custom_model:

@@ -52,15 +52,8 @@ FEWEST_TARGETS = 1024  # of a short validation
 
 
 @dataclass(frozen=True)
-class ScaleConfig:
-    """Name of the preset that sets the sizes of a sweep; other keys refer to its numbers."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class RecipeConfig:
-    """Name of the published recipe whose settings a run has, some of them perhaps changed; a label."""
+class Label:
+    """Name of a preset of sizes, or of a published recipe, whose settings a run has, some of them perhaps changed."""
 
     name: str
 
@@ -74,17 +67,9 @@ class NamedEntry:
 
 
 @dataclass(frozen=True)
-class ScheduleConfig:
-    """A learning-rate schedule, and what it runs over.
+class ScheduleConfig(NamedEntry):
+    """A learning-rate schedule, and what it runs over: ``steps`` or ``tokens``, in which warm-up and decay progress."""
 
-    Attributes:
-        name: its name in the registry.
-        entry: the entry of the registry.
-        over: ``steps`` or ``tokens``, in which warm-up and decay progress.
-    """
-
-    name: str
-    entry: Any
     over: str = one_of("steps", "tokens", default="steps")
 
 
@@ -107,7 +92,7 @@ class RunConfig:
     schedule: ScheduleConfig
     data: NamedEntry
     probes: ProbesConfig
-    scale: ScaleConfig
+    scale: Label
     checkpoint: CheckpointConfig = field(metadata=UNRECORDED)
     tracker: NamedEntry = field(metadata=UNRECORDED)
     out: str
@@ -125,7 +110,7 @@ class RunConfig:
     response: NamedEntry | None = None
     restarts: RestartSchedule | None = None
     loss_scale: NamedEntry | None = None
-    recipe: RecipeConfig | None = None
+    recipe: Label | None = None
     master_weights: str = one_of("fp32", "none", default="fp32")
     gradient_sum: str = one_of("fp32", "fp16", "fp16_divided", default="fp32")
     mantissa_bits: PerRun = bounded(default=0, at_least=0, at_most=MANTISSA_BITS)
@@ -153,6 +138,11 @@ class RunConfig:
     def rows(self) -> int:
         """Sequences of one forward and backward pass."""
         return self.batch_size if self.batch is None else self.batch.entry.micro_batch
+
+    @property
+    def rows_key(self) -> str:
+        """The key that gives ``rows``."""
+        return "batch_size" if self.batch is None else "batch.micro_batch"
 
     @property
     def adaptive(self) -> Adaptive | None:
@@ -222,6 +212,10 @@ def _present(registry: Registry[Any], values: Mapping[str, Any], where: str) -> 
     return {name: build(registry[name], _group(values, key, named=False), key) for name, key in keys.items()}
 
 
+def _label(values: Mapping[str, Any], where: str) -> Label:
+    return build(Label, {"name": values["name"]}, where)
+
+
 # How each group of a config is built from its values and its key.
 GROUPS: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
     "model": partial(build, ModelConfig),
@@ -232,14 +226,14 @@ GROUPS: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
     "schedule": _schedule,
     "data": partial(_named, DATA),
     "probes": partial(build, ProbesConfig),
-    "scale": lambda values, key: build(ScaleConfig, {"name": values["name"]}, key),
+    "scale": _label,
     "checkpoint": partial(build, CheckpointConfig),
     "tracker": partial(_named, TRACKERS),
     "batch": partial(_named, BATCHES),
     "bad_batches": partial(_named, BURSTS),
     "response": partial(_named, RESPONSES),
     "loss_scale": partial(_named, LOSS_SCALES),
-    "recipe": lambda values, key: build(RecipeConfig, {"name": values["name"]}, key),
+    "recipe": _label,
 }
 OPTIONAL = [field.name for field in fields(RunConfig) if field.default is None]  # groups that may be empty
 NAMELESS = ("intervention", "custom_model", "checkpoint")
