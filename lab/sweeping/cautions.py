@@ -17,15 +17,17 @@ from lab.training.identity import columns
 OUTSIDE_BLOCKS = {"embedding", "readout", "logits"}  # kinds of hook points that a model of depth 0 has, too
 FLOOR, FLOOR_SHARE = "schedule.floor", "schedule.floor_share"
 
+Cause = tuple[str, str]  # what does nothing, and why
+
 
 def find_cautions(configs: Sequence[RunConfig]) -> Iterator[str]:
     """Yield a line for each setting that does nothing, or less than its name says, in some of these runs."""
     yield from _long_warmups(configs)
     yield from _high_floors(configs)
-    yield from _unattached_interventions(configs)
-    yield from _idle_in_this_shape(configs)
-    yield from _idle_attention(configs)
-    yield from _idle_routers(configs)
+    for idle in (_unattached_interventions, _idle_positions, _idle_key_heads, _idle_attention, _idle_routers):
+        counts = Counter(cause for config in configs for cause in idle(config))
+        for (what, why), runs in sorted(counts.items()):
+            yield f"{what} in {runs} of {len(configs)} runs: {why}"
 
 
 def _long_warmups(configs: Sequence[RunConfig]) -> Iterator[str]:
@@ -97,61 +99,42 @@ def _is_number_or_absent(value: object) -> bool:
     return value is None or (isinstance(value, Real) and not isinstance(value, bool))
 
 
-def _unattached_interventions(configs: Sequence[RunConfig]) -> Iterator[str]:
-    """Yield a line for each intervention at hook points that a model without blocks lacks."""
-    names = Counter(
-        name
-        for config in configs
-        for name, entry in config.intervention.items()
-        if isinstance(entry, HookIntervention)
-        and entry.hook_points  # those of initial values have none
-        and not config.model.depth
-        and not {*entry.hook_points} & OUTSIDE_BLOCKS
-    )
-    for name, runs in sorted(names.items()):
+def _unattached_interventions(config: RunConfig) -> Iterator[Cause]:
+    """Interventions at hook points that a model without blocks lacks; those of initial values have none."""
+    for name, entry in config.intervention.items():
+        is_attached = isinstance(entry, HookIntervention) and bool(entry.hook_points)
+        if is_attached and not config.model.depth and not {*entry.hook_points} & OUTSIDE_BLOCKS:
+            yield f"{name} changes nothing", "a model of depth 0 has no blocks to attach it to"
+
+
+def _idle_positions(config: RunConfig) -> Iterator[Cause]:
+    """Blocks without positions, of which the model has none."""
+    if "nope" in config.intervention and 0 < config.model.depth < config.intervention["nope"].every:
+        yield "nope changes nothing", "their models have fewer blocks than nope.every"
+
+
+def _idle_key_heads(config: RunConfig) -> Iterator[Cause]:
+    """Shared keys, of which the model has none."""
+    entry, heads = config.intervention.get("grouped_query_attention"), config.model.heads
+    if entry and entry.key_value_heads(heads) == heads:
+        yield "grouped_query_attention changes nothing", "no heads share a key"
+
+
+def _idle_attention(config: RunConfig) -> Iterator[Cause]:
+    """Queries that start at zero and stay there, as a squared ReLU has no gradient at zero."""
+    present = {*config.intervention}
+    starts_at_zero = config.parametrization.name == "mup_full" and not {"small_init", "magnitude_direction"} & present
+    if starts_at_zero and "pointwise_attention" in present:
         yield (
-            f"{name} changes nothing in {runs} of {len(configs)} runs: a model of depth 0 has no blocks to attach it to"
+            "pointwise_attention attends to nothing",
+            "queries start at zero with parametrization=mup_full, and relu(score)^2 has no gradient there; "
+            "parametrization=mup_simple trains them",
         )
 
 
-def _idle_in_this_shape(configs: Sequence[RunConfig]) -> Iterator[str]:
-    """Yield a line about blocks without positions, and about shared keys, of which models of this shape have none."""
-    blocks = sum("nope" in c.intervention and 0 < c.model.depth < c.intervention["nope"].every for c in configs)
-    if blocks:
-        yield f"nope changes nothing in {blocks} of {len(configs)} runs: their models have fewer blocks than nope.every"
-    shared = "grouped_query_attention"
-    heads = sum(
-        shared in c.intervention and c.intervention[shared].key_value_heads(c.model.heads) == c.model.heads
-        for c in configs
-    )
-    if heads:
-        yield f"grouped_query_attention changes nothing in {heads} of {len(configs)} runs: no heads share a key"
-
-
-def _idle_routers(configs: Sequence[RunConfig]) -> Iterator[str]:
-    """Yield a line about routers with a single gate of one, which have no gradient from the loss of the text."""
-    runs = sum(
-        isinstance(entry, Experts) and entry.top_k == 1 and entry.gates == "normalized"
-        for config in configs
-        for entry in config.intervention.values()
-    )
-    if runs:
-        yield (
-            f"routers learn nothing from the text in {runs} of {len(configs)} runs: a single normalized gate is 1; "
-            "intervention.experts.gates=raw lets them learn"
-        )
-
-
-def _idle_attention(configs: Sequence[RunConfig]) -> Iterator[str]:
-    """Yield a line about queries that start at zero and stay there, as a squared ReLU has no gradient at zero."""
-    runs = sum(
-        config.parametrization.name == "mup_full"
-        and "pointwise_attention" in config.intervention
-        and not {"small_init", "magnitude_direction"} & {*config.intervention}
-        for config in configs
-    )
-    if runs:
-        yield (
-            f"pointwise_attention attends to nothing in {runs} of {len(configs)} runs: queries start at zero with "
-            "parametrization=mup_full, and relu(score)^2 has no gradient there; parametrization=mup_simple trains them"
-        )
+def _idle_routers(config: RunConfig) -> Iterator[Cause]:
+    """Routers with a single gate of one, which have no gradient from the loss of the text."""
+    for entry in config.intervention.values():
+        if isinstance(entry, Experts) and entry.top_k == 1 and entry.gates == "normalized":
+            why = "a single normalized gate is 1; intervention.experts.gates=raw lets them learn"
+            yield "routers learn nothing from the text", why
