@@ -8,7 +8,7 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -39,6 +39,7 @@ MOST_VALUES = 10_000  # of a YAML file, whose aliases count as often as they are
 # Settings of Hydra that a request may change; the others write elsewhere, or do nothing for a sweep.
 SETTINGS = re.compile(r"hydra\.(launcher|sweeper)\..+|hydra\.job\.chdir|hydra/launcher")
 CHOSEN = ("intervention", "override /intervention")  # among defaults, the interventions that a run has
+YAML = (".yaml", ".yml")
 SWEEP_FILE_SETTINGS = ("params", "max_runs", "refine")  # of hydra.sweeper
 # What comes before the key of a word, or of a choice among defaults, and the key.
 KEY_OF_WORD = re.compile(r"((?:override )?[+~/]*)([\w./-]*)")
@@ -213,12 +214,9 @@ def read_request(
         key, _, value = text.partition("=")
         if key == "shard":  # an option of the sweep, not of a run
             shard = value
-        elif key.lstrip("+") == "restarts" and Path(value).suffix in (".yaml", ".yml"):
-            files["restarts"] = _read_restarts(Path(value))
-            texts.append(f"restarts={GIVEN}")
-        elif key.lstrip("+") == "recipe" and Path(value).suffix in (".yaml", ".yml"):
-            files["recipe"] = _read_recipe(Path(value))
-            texts.append(f"recipe={GIVEN}")
+        elif (group := key.lstrip("+")) in READ and Path(value).suffix in YAML:
+            files[group] = READ[group](Path(value))
+            texts.append(f"{group}={GIVEN}")
         else:
             texts.append(text)
     if "out" not in content and not any(text.lstrip("+").startswith("out=") for text in texts):
@@ -244,7 +242,7 @@ def find_sweep(name: str) -> Path:
         RequestError: there is no such sweep.
     """
     path = Path(name)
-    if path.suffix in (".yaml", ".yml"):
+    if path.suffix in YAML:
         if not path.is_file():
             raise RequestError(f"no sweep file {path}")
         return path
@@ -350,9 +348,12 @@ def _read_restarts(path: Path) -> DictConfig:
 
     if unknown := unknown_key(content):
         raise RequestError(f"{path}: unknown key {unknown!r}; {nearest(unknown, KEYS)}")
-    named = OmegaConf.merge({"name": path.stem}, content)
-    assert isinstance(named, DictConfig)
-    return named
+    content.setdefault("name", path.stem)
+    return content
+
+
+# The groups of which a file may be given by its path.
+READ: Mapping[str, Callable[[Path], DictConfig]] = {"restarts": _read_restarts, "recipe": _read_recipe}
 
 
 def _read_yaml(path: Path) -> DictConfig:
