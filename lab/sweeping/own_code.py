@@ -15,11 +15,11 @@ from pathlib import Path
 from types import CodeType, MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
-from lab.core import shipped
 from lab.core.errors import RequestError, nearest
 from lab.core.files import read_text, text_digest
 from lab.core.own_failures import OwnCodeError, is_installed, own_failure, place_in_own_code, source_file
 from lab.core.registry import LINKS, MODELS, Registry
+from lab.sweeping.config_files import names_of
 
 KINDS = ("model", "optimizer")
 SHRUNK = (
@@ -156,11 +156,6 @@ def read_probes(given: Sequence[str]) -> dict[str, str]:
     return probes
 
 
-def _of_the_lab() -> list[str]:
-    """The optimizers that ``optimizer=NAME`` chooses."""
-    return [path.stem for path in (shipped.data_folder("conf") / "optimizer").glob("*.yaml")]
-
-
 def _model(given: Any, probes: Mapping[str, str]) -> OwnCode:
     from lab.model.own_module import entry_of, huggingface_builder
     from lab.model.watched import Watched
@@ -194,7 +189,7 @@ def _optimizer(given: Any, _: Mapping[str, str]) -> OwnCode:
     from lab.core.roles import Role
     from lab.optim.links.torch_optimizer import link_of
 
-    if isinstance(given, str) and given in _of_the_lab():
+    if isinstance(given, str) and given in names_of("optimizer"):
         return OwnCode("optimizer", given, [f"optimizer={given}"], [], "")
     optimizer, text, name = _found(given, "torch.optim")
     link = link_of(optimizer, name)
@@ -256,7 +251,7 @@ def _found(given: Any, package: str) -> _Found:
     if not hasattr(module, name):
         is_one = inspect.isclass if package else callable
         known = [key for key, value in vars(module).items() if is_one(value) and not key.startswith("_")]
-        known += [] if path else _of_the_lab()
+        known += [] if path else names_of("optimizer")
         raise RequestError(f"{path or package} has no {name!r}; {nearest(name, known)}")
     return _Found(getattr(module, name), text, name)
 
