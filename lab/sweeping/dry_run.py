@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -21,9 +20,10 @@ from lab.core.errors import RequestError
 from lab.model.low_precision import PRECISIONS as LOW_PRECISIONS
 from lab.probes.listener import Listener
 from lab.records import store
+from lab.sweeping import own_code
 from lab.sweeping.capacity import Host, bytes_asked
 from lab.sweeping.local_jobs import Slot, run_jobs
-from lab.sweeping.planner import Point, training_flops
+from lab.sweeping.planner import Point, makespan, training_flops
 from lab.training.building import (
     active_parameters,
     build_model,
@@ -46,7 +46,6 @@ COMPILED_SPEED |= dict.fromkeys(LOW_PRECISIONS, 1.2)
 FEW_VALUES = 12  # of a key, in a summary
 
 Fleets = Sequence[Sequence[Point]]
-Register = Callable[[], None]  # registers the user's own code in a process; it can be imported there
 
 
 class Cost(NamedTuple):
@@ -65,14 +64,11 @@ class Cost(NamedTuple):
     shared: float
 
 
-def nothing() -> None:
-    """Register no code of the user's own."""
-
-
-def try_fleet(fleet: Sequence[Point], slots: Sequence[Slot], register: Register = nothing) -> Cost | None:
+def try_fleet(fleet: Sequence[Point], slots: Sequence[Slot], code: own_code.Entries = ()) -> Cost | None:
     """The cost of a fleet by a few throwaway steps of it, in a fresh process on each slot, of which the median counts.
 
-    Processes slow one another down, so as many try it as fleets will train at once. None if memory ran out.
+    Processes slow one another down, so as many try it as fleets will train at once; each registers the user's own
+    code. None if memory ran out.
 
     Raises:
         RequestError: it cannot be tried on this machine.
@@ -80,7 +76,7 @@ def try_fleet(fleet: Sequence[Point], slots: Sequence[Slot], register: Register 
     costs = list[Cost]()
     # as plain values, since classes that are made of the user's own code cannot be pickled
     trees = [point.tree for point in fleet]
-    for end in run_jobs(_run_trial_process, [(trees, register)] * len(slots), slots):
+    for end in run_jobs(_run_trial_process, [(trees, code)] * len(slots), slots):
         if isinstance(end.answer, str):
             raise RequestError(f"cannot be tried here: {end.answer}")
         if end.answer is None:  # it ran out of memory, or the system killed it for that
@@ -90,13 +86,13 @@ def try_fleet(fleet: Sequence[Point], slots: Sequence[Slot], register: Register 
     return sorted(costs, key=lambda cost: cost.seconds)[len(costs) // 2]
 
 
-def _run_trial_process(trees: Sequence[Mapping[str, Any]], register: Register) -> tuple[Cost, float] | str | None:
+def _run_trial_process(trees: Sequence[Mapping[str, Any]], code: own_code.Entries) -> tuple[Cost, float] | str | None:
     """The cost and the seconds that were timed, an error message, or None when out of memory."""
     machine.configure_process()
     machine.configure_torch()
     configs: list[RunConfig] = []
     try:
-        register()
+        own_code.register(code)
         configs = list(map(run_config, trees))
         return _run_trial(configs)
     except BaseException as error:  # of the user's own code any, since Ctrl-C does not reach this process
@@ -154,27 +150,19 @@ class _Clock:
         return mean(times[1:] or times)
 
 
-def makespan(seconds: Iterable[float], processes: int) -> float:
-    """Seconds until the last of these jobs is done, when each in turn starts on the first free process."""
-    ends = [0.0] * processes
-    for job in seconds:
-        heapq.heapreplace(ends, ends[0] + job)
-    return max(ends)
-
-
 def estimate(
-    fleets: Fleets, done: int, host: Host, *, full: bool = False, register: Register = nothing
+    fleets: Fleets, done: int, host: Host, *, full: bool = False, code: own_code.Entries = ()
 ) -> Iterator[str]:
     """Yield lines about the cost of training these fleets; ``done`` runs are trained already.
 
-    There is a line per shape of fleet, or if ``full`` a line per fleet and per run. Processes that try a fleet
-    ``register`` the user's own code.
+    There is a line per shape of fleet, or if ``full`` a line per fleet and per run. Processes that try a fleet register
+    the user's own ``code``.
 
     Raises:
         RequestError: a run does not fit into memory even alone in a fleet, or cannot be tried here.
     """
     points, at_once = [point for fleet in fleets for point in fleet], min(len(host.slots), len(fleets))
-    costs = _costs(fleets, host.slots[:at_once], register) if fleets else []
+    costs = _costs(fleets, host.slots[:at_once], code) if fleets else []
     yield f"to train: {len(points)} runs in {len(fleets)} fleets; {done} already there"
     if not fleets:
         return
@@ -182,14 +170,14 @@ def estimate(
     yield f"in all {sum(training_flops(point.config) for point in points):.2g} FLOPs, {_total(costs, at_once, host)}"
 
 
-def _costs(fleets: Fleets, slots: Sequence[Slot], register: Register) -> list[Cost]:
+def _costs(fleets: Fleets, slots: Sequence[Slot], code: own_code.Entries) -> list[Cost]:
     """The cost of each fleet: it takes as long for a FLOP, and as much for a byte of tensors, as the largest one.
 
     A fleet that memory does not hold trains in halves, so it is one of its halves that is tried.
     """
     flops = [sum(training_flops(point.config) for point in fleet) for fleet in fleets]
     tried = fleets[flops.index(max(flops))]
-    while not (trial := try_fleet(tried, slots, register)):
+    while not (trial := try_fleet(tried, slots, code)):
         if len(tried) == 1:
             label = fleet_label([point.config for point in tried])
             raise RequestError(f"too large for the free memory: {label}; give a smaller model or batch_size")

@@ -13,7 +13,6 @@ import time
 import traceback
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, redirect_stderr, suppress
-from functools import partial
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -29,6 +28,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from lab.analysis.curves import LR
 from lab.analysis.text import listed
 from lab.core import distributed, machine
 from lab.core.errors import RequestError
@@ -50,7 +50,6 @@ Item = TypeVar("Item")
 
 LOOK_EVERY = 0.5  # seconds between two looks for runs that other commands train
 
-LR = "optimizer.lr"
 LOG_AFTER = 10.0  # seconds of planning
 ALONG_AN_ARM = (LR, "seed", "data.seed")  # keys in which the runs of an arm differ
 
@@ -306,8 +305,8 @@ def print_estimate(plan: SweepPlan, request: Request) -> None:
     """Print the estimated cost of the plan's fleets, after a few throwaway steps of each shape."""
     from lab.sweeping.dry_run import estimate
 
-    done, register = len(plan.mine) - len(plan.missing), partial(own_code.register, request.own_code)
-    for line in estimate(plan.fleets, done, plan.host, full=request.dry_run == "full", register=register):
+    done = len(plan.mine) - len(plan.missing)
+    for line in estimate(plan.fleets, done, plan.host, full=request.dry_run == "full", code=request.own_code):
         say(line)
 
 

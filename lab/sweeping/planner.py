@@ -206,17 +206,21 @@ def pack(missing: Sequence[Point], most: Callable[[RunConfig], int], at_once: in
         return sorted(parts, key=lambda fleet: position[fleet[0].id])
 
     def end(fleets: list[list[Point]]) -> float:
-        """When the last fleet would end if each core took the next one as soon as it is free."""
-        cores = [0.0] * at_once
-        for fleet in fleets:
-            heapq.heapreplace(cores, cores[0] + flops[fleet[0].shape] * (FIXED_COST + len(fleet)))
-        return max(cores)
+        return makespan((flops[fleet[0].shape] * (FIXED_COST + len(fleet)) for fleet in fleets), at_once)
 
     fewest = {key: math.ceil(len(group) / limits[key]) for key, group in groups.items()}
     caps = {
         math.ceil(len(group) / (fewest[key] + more)) for key, group in groups.items() for more in range(2 * at_once + 1)
     }
     return min(map(fleets_of_at_most, sorted(caps, reverse=True)), key=end, default=[])
+
+
+def makespan(costs: Iterable[float], processes: int) -> float:
+    """When the last of these jobs is done if each in turn starts on the first free process."""
+    ends = [0.0] * processes
+    for cost in costs:
+        heapq.heapreplace(ends, ends[0] + cost)
+    return max(ends)
 
 
 def _split(group: list[Point], most: int) -> Iterator[list[Point]]:

@@ -6,13 +6,12 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from lab.analysis.crossings import halving_lrs
-from lab.analysis.curves import points
+from lab.analysis.curves import LR, points
 from lab.analysis.runaway import HALF, crossings
 from lab.core.errors import RequestError
 from lab.records.store import Records
 from lab.sweeping.compose import Word, parse
 
-LR = "optimizer.lr"
 REFINED = (HALF, "attention_logits")  # the crossings that are refined, as ``runaway.crossings`` calls them
 MOST = 12  # learning rates more for a curve
 NARROWEST, WIDEST = 0.01, 1.0  # decades; learning rates have three digits, so that closer ones would coincide
