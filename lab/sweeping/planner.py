@@ -325,14 +325,12 @@ def plan_sweep(
     def most(config: RunConfig) -> int:
         return most_runs(config, hosts[config.device], max_runs)
 
-    unmeasured: Mapping[str, Mapping[str, str]] = {}
     statuses = store.statuses(folder)
-    recorded_as = {point.id: point.id for point in requested}
-    if by_any_probes:
-        recorded, unmeasured = as_recorded(requested, folder, statuses)
-        recorded_as = {point.id: each.id for point, each in zip(requested, recorded, strict=True)}
-        requested = _distinct(recorded)
-    engine = _engine(folder, requested, hosts[requested[0].config.device].kind, is_local=is_local)
+    recorded, unmeasured = as_recorded(requested, folder, statuses) if by_any_probes else (requested, {})
+    recorded_as = {point.id: each.id for point, each in zip(requested, recorded, strict=True)}
+    requested = _distinct(recorded)
+    host = hosts[requested[0].config.device]
+    engine = _engine(folder, requested, host.kind, is_local=is_local)
     mine = with_engine(shard_points(requested, max_runs or SHARD_GRAIN, shard), engine)
     missing = [point for point in mine if statuses.get(point.id, "failed") == "failed"]
     for point in {point.shape: point for point in missing}.values():
@@ -340,7 +338,6 @@ def plan_sweep(
     resumed = unfinished_fleets(missing, plans.checkpointed_fleets(folder), max_runs)
     started = {point.id for fleet in resumed for point in fleet}
     unstarted = [point for point in missing if point.id not in started]
-    host = hosts[requested[0].config.device]
     # ranks train one fleet after another
     at_once = 1 if distributed.world_size() > 1 else len(host.slots)
     fleets = resumed + pack(unstarted, most, max(at_once - len(resumed), 1))
