@@ -96,17 +96,13 @@ def train_resumably(
         stop = distributed.highest_on_any_rank(stop_requested())
         save = distributed.highest_on_any_rank(checkpointer.due(result.done))
         if result.done and (stop or save):
-            _save_checkpoint(recorder, checkpointer, result.done, note)
+            try:
+                checkpointer.save(result.done, fleet.tensors(), recorder.state())
+            except RequestError as refusal:  # the run goes on without it
+                note(str(refusal))
         if stop:
             return False
     return True
-
-
-def _save_checkpoint(recorder: Recorder, checkpointer: Checkpointer, done: int, note: Note) -> None:
-    try:
-        checkpointer.save(done, recorder.fleet.tensors(), recorder.state())
-    except RequestError as refusal:  # the run goes on without it
-        note(str(refusal))
 
 
 class Preempted(Exception):  # noqa: N818  (no error)
