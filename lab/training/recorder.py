@@ -106,22 +106,18 @@ class Recorder:
         )
         if self.fleet.config.adaptive:
             sizes["updates"] = updates
+        logs = self.fleet.control.logs if self.fleet.control else []
+        # a run that went back before its first step with a non-finite loss has none
+        first_bad = [log.first_bad() for log in logs] or self.fleet.state.first_bad_r.tolist()
         return [
             Run(
-                {**outcome(at_init[run], final[run], first_bad, updates), **sizes, **speed, **notes}
-                | (self.fleet.control.logs[run].outcome() if self.fleet.control else {}),
+                {**outcome(at_init[run], final[run], first_bad[run], updates), **sizes, **speed, **notes}
+                | (logs[run].outcome() if logs else {}),
                 self._rows(run, values[run]),
-                self.fleet.control.logs[run].events if self.fleet.control else (),
+                logs[run].events if logs else (),
             )
-            for run, first_bad in enumerate(self._first_bad())
+            for run in range(runs)
         ]
-
-    def _first_bad(self) -> list[int]:
-        """Of each run the first step with a non-finite loss, or -1; a run that went back before it has none."""
-        if self.fleet.control:
-            return [log.first_bad() for log in self.fleet.control.logs]
-        first_bad: list[int] = self.fleet.state.first_bad_r.tolist()
-        return first_bad
 
     def _rows(self, run: int, values: Sequence[float]) -> list[Row]:
         """The probe values of a run; where it went back, only the updates that count have values."""
