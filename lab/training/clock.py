@@ -185,11 +185,9 @@ class Snapshots:
     @torch.no_grad()
     def take(self, clock: Clock) -> None:
         """Copy the present state, in place of the oldest copy once the ring is full."""
-        oldest = self.ring.pop(0)["tensors"] if len(self.ring) == self.most else None
-        copies = {name: tensor.clone() for name, tensor in self.tensors.items()} if oldest is None else oldest
-        if oldest is not None:
-            for name, tensor in self.tensors.items():
-                copies[name].copy_(tensor)
+        if len(self.ring) == self.most:
+            self.ring.pop(0)  # before its memory is needed again
+        copies = {name: tensor.clone() for name, tensor in self.tensors.items()}
         position = clock.position()
         self.ring.append({"position": position, "tensors": copies, "usable_r": [True] * len(position["step_r"])})
 
