@@ -64,11 +64,11 @@ class KeepNorm(Link):
         return None
 
 
-def _normalized_by(config: Any) -> str | None:
-    """The intervention that normalizes queries or keys, whose scale then does nothing; None without one."""
+def _normalized_again(config: Any) -> str | None:
+    """Why scaling queries and keys does nothing in a run; None where no intervention normalizes them."""
     for name, entry in config.intervention.items():
         if getattr(entry, "normalizes_queries_and_keys", False):
-            return str(name)
+            return f"scales queries and keys, which {name} normalizes again; leave one of the two out"
     return None
 
 
@@ -113,9 +113,7 @@ class QKClip(Link):
         return steps
 
     def objection(self, config: Any) -> str | None:
-        if name := _normalized_by(config):
-            return f"scales queries and keys, which {name} normalizes again; leave one of the two out"
-        return None
+        return _normalized_again(config)
 
 
 def _scaled_heads(weight: Tensor, step: Tensor, factor_rh: Tensor) -> Tensor:
@@ -159,9 +157,7 @@ class SpectralCap(Link):
         return steps
 
     def objection(self, config: Any) -> str | None:
-        if self.capped == "query_key" and (name := _normalized_by(config)):
-            return f"scales queries and keys, which {name} normalizes again; leave one of the two out"
-        return None
+        return _normalized_again(config) if self.capped == "query_key" else None
 
 
 def _power_iteration(matrix_rio: Tensor, vector_ro1: Tensor) -> tuple[Tensor, Tensor]:
