@@ -13,7 +13,7 @@ from lab.core.printing import say
 from lab.records import store
 from lab.records.plans import Setting
 from lab.sweeping import launch
-from lab.sweeping.compose import Composer, Tree, Word, expand, parse
+from lab.sweeping.compose import Composer, Tree, expand, parse
 from lab.sweeping.progress import Screen
 from lab.sweeping.request import Request
 
@@ -87,12 +87,11 @@ def first_trees(request: Request, settings: Iterable[Setting]) -> tuple[dict[Set
     from lab.training.config import run_config
     from lab.training.identity import static_key
 
-    own = [word for word in request.words if not word.is_setting]
     trees, refusals, shapes = dict[Setting, Tree](), dict[Setting, str](), set[str]()
     composer = Composer(request.config_dir, request.files)
     for setting in settings:
         try:
-            tree = trees_of_setting(composer, own, setting)[0]
+            tree = trees_of_setting(composer, request, setting)[0]
             config = run_config(tree)
             if (shape := static_key(config)) not in shapes:
                 check_own_code(config)
@@ -109,13 +108,13 @@ def compose_settings(request: Request, settings: Sequence[Setting]) -> dict[Sett
     Raises:
         RequestError: the words of a setting cannot be composed with those of the recipe.
     """
-    own = [word for word in request.words if not word.is_setting]
     composer = Composer(request.config_dir, request.files)
-    return {setting: trees_of_setting(composer, own, setting) for setting in settings}
+    return {setting: trees_of_setting(composer, request, setting) for setting in settings}
 
 
-def trees_of_setting(composer: Composer, own: Sequence[Word], setting: Setting) -> list[Tree]:
+def trees_of_setting(composer: Composer, request: Request, setting: Setting) -> list[Tree]:
     """The config trees of a setting, one for each seed, from the words of a recipe and those of the setting."""
+    own = [word for word in request.words if not word.is_setting]
     added = parse([*setting.words, f"optimizer.lr={setting.lr!r}"], composer.config_dir)
     if any(word.key == "optimizer" for word in added):  # the numbers of one optimizer are not those of another
         own = [word for word in own if not word.key.startswith("optimizer.")]

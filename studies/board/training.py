@@ -150,7 +150,6 @@ def _composed(
 ) -> tuple[dict[Cell, list[Tree]], dict[tuple[str, str], str]]:
     """The configs of each setting, and by failure and arm why some settings have none."""
     trees, reasons = dict[Cell, list[Tree]](), dict[tuple[str, str], str]()
-    own = [word for word in request.words if not word.is_setting]
     failures: Mapping[str, Failure] = read_failures().failures
     composer = Composer(request.config_dir, request.files)
     for cell, setting in launch.show_planning(wanted.items(), len(wanted)):
@@ -161,7 +160,7 @@ def _composed(
             reasons[at] = reason
             continue
         try:
-            trees[cell] = trees_of_setting(composer, own, setting)
+            trees[cell] = trees_of_setting(composer, request, setting)
             reason = reason_of_config(arm.adds, trees[cell][0])
         except RequestError as refusal:
             reason = str(refusal)
