@@ -348,10 +348,9 @@ def link_of(optimizer: type[torch.optim.Optimizer], name: str = "") -> type[Torc
             raise RequestError(f"{name} takes {key!r}, which has no default; it is given weights and lr")
     given = {key: parameter.default for key, parameter in parameters.items() if key != "lr"}
     places: dict[str, tuple[str, int | None]] = {key: (key, None) for key in given}
-    for key, betas in list(given.items()):
-        if key == "betas" and isinstance(betas, tuple):
-            given |= {f"beta{place}": beta for place, beta in enumerate(betas, 1)}
-            places |= {f"beta{place}": (key, place) for place in range(1, len(betas) + 1)}
+    if isinstance(betas := given.get("betas"), tuple):
+        given |= {f"beta{place}": beta for place, beta in enumerate(betas, 1)}
+        places |= {f"beta{place}": ("betas", place) for place in range(1, len(betas) + 1)}
     kinds = {key: kind for key, value in given.items() if (kind := _kind(value))}
     usual = parameters["lr"].default
     usual_lr = float(usual) if isinstance(usual, int | float) and usual > 0 else 1.0
