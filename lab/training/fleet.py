@@ -103,12 +103,7 @@ class BatchLoader:
 def burst_draws(configs: Sequence[RunConfig], corpus: Corpus) -> list[Draw | None]:
     """Of each run, what draws the windows of its burst; runs with equal bursts share one."""
     bursts = [config.bad_batches.entry if config.bad_batches else None for config in configs]
-    steps = configs[0].steps
-    draws: dict[Any, Draw] = {
-        burst: lambda seed, batch, size, seq_len, burst=burst: burst.batch(corpus, seed, batch, size, seq_len, steps)  # type: ignore[misc]
-        for burst in bursts
-        if burst
-    }
+    draws: dict[Any, Draw] = {burst: partial(burst.batch, corpus, steps=configs[0].steps) for burst in bursts if burst}
     return [draws[burst] if burst else None for burst in bursts]
 
 
