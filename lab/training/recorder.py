@@ -122,8 +122,6 @@ class Recorder:
     def _rows(self, run: int, values: Sequence[float]) -> list[Row]:
         """The probe values of a run; where it went back, only the updates that count have values."""
         keys = [key for result in self._probed_steps for key in self._keys(run, *result)]
-        if not self.fleet.control:
-            return [(*key, value) for key, value in zip(keys, values, strict=True) if key]
         rows = {key: value for key, value in zip(keys, values, strict=True) if key}
         return sorted(((*key, value) for key, value in rows.items()), key=lambda row: row[0])
 
