@@ -222,15 +222,10 @@ def _register(registry: Registry[Any], name: str, entry: Any) -> None:
     registry.replace(name, entry)
 
 
-class _Found(NamedTuple):
-    """What a request names: the class or the function, the text on which ids of runs depend, and its name."""
-
-    code: Any
-    text: str
-    name: str
+Found = tuple[Any, str, str]  # a class or a function, the text on which ids of runs depend, and its name
 
 
-def _found(given: Any, package: str) -> _Found:
+def _found(given: Any, package: str) -> Found:
     """What ``FILE.py:NAME``, ``MODULE:NAME`` or a name in ``package`` stands for, or an object itself.
 
     Raises:
@@ -253,10 +248,10 @@ def _found(given: Any, package: str) -> _Found:
         known = [key for key, value in vars(module).items() if is_one(value) and not key.startswith("_")]
         known += [] if path else names_of("optimizer")
         raise RequestError(f"{path or package} has no {name!r}; {nearest(name, known)}")
-    return _Found(getattr(module, name), text, name)
+    return getattr(module, name), text, name
 
 
-def _found_object(given: Any, package: str) -> _Found:
+def _found_object(given: Any, package: str) -> Found:
     """A class or a function, with the text and the name that it has on the command line, where it can stand there."""
     name = getattr(given, "__name__", "")
     if not name.isidentifier():
@@ -268,14 +263,14 @@ def _found_object(given: Any, package: str) -> _Found:
         parts = given.__module__.split(".")
         modules = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
         module = next((path for path in modules if getattr(sys.modules.get(path), name, None) is given), modules[-1])
-        return _Found(given, "" if module == package else module, name)
+        return given, "" if module == package else module, name
     text = read_text(Path(file)) if Path(file).is_file() else ""
     beside = [value for value in home.values() if getattr(value, "__module__", None) == given.__module__]
     if text and {*_acts([given, *beside])} <= {*_acts_in(compile(text, file, "exec", dont_inherit=True))}:
-        return _Found(given, text, name)
+        return given, text, name
     # defined at a prompt, in a cell or in a function, or the file has changed since
     numbers = {key: value for key, value in vars(given).items() if key[:2] != "__" and isinstance(value, int | float)}
-    return _Found(given, repr([numbers, *_acts([given])]), name)
+    return given, repr([numbers, *_acts([given])]), name
 
 
 def _acts(values: Iterable[Any]) -> list[str]:
