@@ -20,7 +20,7 @@ from lab.analysis.statistics import Interval, student_t
 from lab.analysis.text import count
 from studies.claims.evidence import ArmTables, MissingRunsError
 from studies.claims.quantities import Quantity, log10, quantity, resolution
-from studies.claims.shares import share_of_clusters
+from studies.claims.statistics import share_of_clusters
 
 FEWEST_SIZES = 3
 # Decimals to which effects are rounded, so that differences of the arithmetic do not count.

@@ -19,7 +19,7 @@ from lab.report.answer import Answer, InText, OnPage, Part, Sorted
 from studies.claims.decision import ALPHA, CONTRADICTED, DECIDED, NOT_RUN, REPRODUCED, VERDICTS
 from studies.claims.evidence import Evidence, read_evidence
 from studies.claims.registry import CLAIMS
-from studies.claims.shares import benjamini_hochberg
+from studies.claims.statistics import benjamini_hochberg
 from studies.claims.verdicts import (
     CONSTANT,
     FIGURES_OF_THE_PAPER,

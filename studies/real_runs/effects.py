@@ -16,7 +16,7 @@ from lab.analysis.laws.brackets import PowerLaw, fit_power_law
 from lab.analysis.sensitivity import LOST
 from lab.analysis.statistics import Interval, student_t
 from labwatch.events.logit_rounding import BF16, rounding_cost
-from studies.claims.shares import share_of_clusters
+from studies.claims.statistics import share_of_clusters
 from studies.real_runs.curves import RealRuns, failing_brackets, read_real_runs
 
 STEP_LAW, MARIN = "Step Law", "Marin"

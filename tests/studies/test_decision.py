@@ -17,7 +17,7 @@ from studies.claims.decision import ABOVE_ZERO, ALPHA, DECIDED, READINGS, VERDIC
 from studies.claims.effects import Qualified, drift_beyond_half_a_decade, exceeds, extrapolated, parts
 from studies.claims.evidence import Evidence
 from studies.claims.registry import CLAIMS
-from studies.claims.shares import benjamini_hochberg, share_of_clusters
+from studies.claims.statistics import benjamini_hochberg, share_of_clusters
 from studies.claims.verdicts import Verdict, judge_claim
 
 UP, DOWN, WIDE = [1.0, 1.1, 1.2], [-1.0, -1.1, -1.2], [-1.0, 1.1, 1.2]
