@@ -1,12 +1,14 @@
-"""Statistics of claims: shares of what is alike within a seed, and how many of all claims may be false."""
+"""Statistics of claims: shares of what is alike within a seed, effects of levels, and how many claims may be false."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+import scipy  # its parts are loaded when they are used
+from numpy.typing import ArrayLike
 
 from lab.analysis.statistics import FEWEST_SEEDS, Interval
 from labwatch.events.scores import share_interval
@@ -40,6 +42,32 @@ def share_of_clusters(hits: Sequence[float], trials: Sequence[float], minus: flo
     _, low, high, _ = share_interval(share * effective, effective)[:4]
     error = math.sqrt(max(alone, between))
     return Interval(share - minus, low - minus, high - minus, n, values, error, share * effective, effective, minus)
+
+
+def effects_of_levels(levels: Mapping[str, ArrayLike], response: ArrayLike) -> dict[str, Interval]:
+    """By how much the high level of each setting moves a response, by least squares, with 95 % Student-t intervals.
+
+    What the settings leave unexplained tells the error; the intervals are infinite if no degree of freedom is left.
+
+    Args:
+        levels: -1 or 1 in each row of the design, by setting.
+        response: in each row.
+
+    Returns:
+        The effects, whose ``n`` is one more than the degrees of freedom of their error.
+    """
+    value = np.asarray(response, dtype=float)
+    design = np.column_stack([np.ones(len(value)), *levels.values()])
+    inverse = np.linalg.pinv(design.T @ design)
+    fitted = inverse @ design.T @ value
+    freedom = len(value) - int(np.linalg.matrix_rank(design))
+    variance = float(np.sum((value - design @ fitted) ** 2)) / freedom if freedom else math.inf
+    quantile = float(scipy.special.stdtrit(max(freedom, 1), 0.975))
+    errors = 2 * np.sqrt(variance * np.diag(inverse))
+    return {
+        name: Interval.around(2 * fitted[place], quantile * errors[place], freedom + 1, (), errors[place])
+        for place, name in enumerate(levels, 1)
+    }
 
 
 def benjamini_hochberg(ps: Sequence[float]) -> list[float]:

@@ -7,18 +7,17 @@ unexplained, and tell the error.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-import scipy.special
 
 from lab.analysis.crossings import failing
 from lab.analysis.sensitivity import LOST, capped
 from lab.analysis.statistics import Interval
 from studies.claims.curve_summaries import steepness
+from studies.claims.statistics import effects_of_levels
 
 
 class Factor(NamedTuple):
@@ -91,20 +90,9 @@ def _headroom(lr: np.ndarray, loss: np.ndarray) -> float:
 
 
 def effects(rows: pd.DataFrame, response: str) -> dict[str, Interval]:
-    """By how much each setting's high level moves a response, with 95 % intervals, by least squares.
+    """By how much each setting's high level moves a response, with 95 % intervals, see ``effects_of_levels``.
 
-    What no setting explains alone tells the error, with seven degrees of freedom if all rows are there. The intervals
-    are infinite with too few rows.
+    There are seven degrees of freedom if all rows are there.
     """
-    value = rows[response].to_numpy()
-    design = np.column_stack([np.ones(len(rows)), *(rows[name] for name in FACTORS)])
-    inverse = np.linalg.pinv(design.T @ design)
-    fitted = inverse @ design.T @ value
-    freedom = len(rows) - np.linalg.matrix_rank(design)
-    variance = float(np.sum((value - design @ fitted) ** 2)) / freedom if freedom else math.inf
-    found = {}
-    for place, name in enumerate(FACTORS, 1):
-        effect, error = 2 * float(fitted[place]), 2 * math.sqrt(variance * inverse[place, place])
-        half = error * float(scipy.special.stdtrit(max(freedom, 1), 0.975))
-        found[name] = Interval(effect, effect - half, effect + half, len(rows), error=error)
-    return found
+    moved = effects_of_levels({name: rows[name] for name in FACTORS}, rows[response])
+    return {name: effect._replace(n=len(rows)) for name, effect in moved.items()}

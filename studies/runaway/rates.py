@@ -16,6 +16,7 @@ from lab.analysis.laws.brackets import PowerLaw, fit_power_law
 from lab.analysis.sensitivity import LOST, capped
 from lab.analysis.statistics import Interval
 from studies.claims.curve_summaries import steepness
+from studies.claims.statistics import effects_of_levels
 
 LADDER = ["stage", "row", "seed"]  # what runs of a ladder share
 LEVEL = 500.0  # of the largest attention logit, above which it has run away
@@ -93,19 +94,9 @@ def effects(rows: pd.DataFrame, signs: pd.DataFrame, rate: str, together: Sequen
     """
     log_rate = np.array([found.log_or_beyond(0.15) for found in rows[rate]])
     signs = signs.loc[rows["row"]].reset_index(drop=True)
-    columns = {name: signs[name] for name in signs}
+    columns = {str(name): signs[name] for name in signs}
     columns |= {f"{first} x {second}": signs[first] * signs[second] for first, second in combinations(together, 2)}
-    design = np.column_stack([np.ones(len(rows)), *columns.values()])
-    inverse = np.linalg.pinv(design.T @ design)
-    fitted = inverse @ design.T @ log_rate
-    freedom = len(rows) - np.linalg.matrix_rank(design)
-    variance = float(np.sum((log_rate - design @ fitted) ** 2)) / freedom
-    quantile = float(scipy.special.stdtrit(freedom, 0.975))
-    errors = 2 * np.sqrt(variance * np.diag(inverse))
-    return {
-        str(name): Interval.around(2 * fitted[place], quantile * errors[place], freedom + 1, (), errors[place])
-        for place, name in enumerate(columns, 1)
-    }
+    return effects_of_levels(columns, log_rate)
 
 
 def law(rows: pd.DataFrame, rate: str, over: Sequence[str]) -> PowerLaw:
