@@ -67,8 +67,7 @@ def share_broken(known: pd.DataFrame, asked: pd.DataFrame, by: Sequence[str]) ->
     share = pd.Series(known["broke"].mean(), asked.index)
     for count in range(1, len(by) + 1):
         keys = list(by[:count])
-        found = asked[keys].merge(known.groupby(keys)["broke"].mean().reset_index(), how="left", on=keys)["broke"]
-        share = pd.Series(found.to_numpy(), asked.index).fillna(share)
+        share = asked[keys].join(known.groupby(keys)["broke"].mean(), on=keys)["broke"].fillna(share)
     return share
 
 
@@ -153,13 +152,11 @@ def factors_to_failure(changes: pd.DataFrame, limit: float = BROKEN) -> pd.Serie
     after the largest one that was tried.
     """
     rates = changes[(changes["key"] == "learning_rate") & (changes["ratio"] > 1)]
-    rates = rates.assign(table=rates.get("table", ""))
-    rates = rates.groupby(["optimizer", "table", "ratio"])["excess"].mean().reset_index()
-    first = {}
-    for place, own in rates.groupby(["optimizer", "table"]):
-        failed = own.loc[own["excess"] > limit, "ratio"]
-        first[place] = math.log10(failed.min() if len(failed) else 2 * own["ratio"].max())
-    return pd.Series(first).groupby(level=0).median()
+    places = ["optimizer", "table"]
+    costs = rates.assign(table=rates.get("table", "")).groupby([*places, "ratio"])["excess"].mean().reset_index()
+    beyond = 2 * costs.groupby(places)["ratio"].max()
+    first = costs[costs["excess"] > limit].groupby(places)["ratio"].min().reindex(beyond.index).fillna(beyond)
+    return pd.Series(np.log10(first)).groupby(level="optimizer").median()
 
 
 class Score(NamedTuple):
@@ -185,8 +182,7 @@ def toy_scores(changes: pd.DataFrame, toy: pd.DataFrame) -> pd.Series:
         toy: a row for each run: ``optimizer``, ``CHANGE``, ``excess`` (nats).
     """
     keys = ["optimizer", *CHANGE]
-    found = changes[keys].merge(toy.groupby(keys)["excess"].mean().reset_index(), how="left", on=keys)["excess"]
-    return pd.Series(found.to_numpy(), changes.index)
+    return changes[keys].join(toy.groupby(keys)["excess"].mean(), on=keys)["excess"]
 
 
 def score(changes: pd.DataFrame, toy: pd.DataFrame) -> Score:

@@ -132,12 +132,10 @@ def gain_of_failing_multiples(runs: RealRuns, these: Sequence[str], others: Sequ
 
     It is compared at each size and budget. Where none failed, the largest multiple that was tried stands for it.
     """
-    rates = runs.changes[runs.changes["is_base"] | (runs.changes["changed_key"] == "learning_rate")]
-    tried = rates[rates["changed_key"] == "learning_rate"].assign(log=np.log10(rates["ratio"]))
-    tried = tried[tried["log"] > 0]
-    keys = ["size", "chinchilla", "optimizer"]
-    first = tried[tried["breaks"]].groupby(keys)["log"].min()
-    multiples = first.reindex(tried.groupby(keys).size().index).fillna(tried.groupby(keys)["log"].max()).unstack()
+    changes, keys = runs.changes, ["size", "chinchilla", "optimizer"]
+    tried = changes[(changes["changed_key"] == "learning_rate") & (changes["ratio"] > 1)]
+    first, highest = tried[tried["breaks"]].groupby(keys)["ratio"].min(), tried.groupby(keys)["ratio"].max()
+    multiples = np.log10(first.reindex(highest.index).fillna(highest)).unstack()
     return student_t(multiples[[*these]].mean(axis=1) - multiples[[*others]].mean(axis=1))
 
 
