@@ -40,11 +40,11 @@ class EscapedCorpus(EndlessCorpus):
 
     def clean(self, seq_len: int) -> Tokens:
         """The rows of ``held_out`` before any was damaged."""
-        return _undamaged(HELD_OUT, 0, 0, self.held_out_rows(seq_len), seq_len + 1)
+        return open_trigram().draw_rows(HELD_OUT, 0, 0, self.held_out_rows(seq_len), seq_len + 1)
 
     def draw_rows(self, stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
         """Rows ``[rows, length]`` of one of the streams of random numbers, at a step."""
-        text_bt = _undamaged(stream, seed, step, rows, length)
+        text_bt = open_trigram().draw_rows(stream, seed, 2 * step, rows, length)
         bits_b = draw(stream, seed, 2 * step + 1, rows, 1)[:, 0]
         is_damaged_b = bits_b >> np.uint64(32) < np.uint64(round(self.share * 2**32))
         return np.where(is_damaged_b[:, None], self._damaged(text_bt), text_bt)
@@ -57,10 +57,6 @@ class EscapedCorpus(EndlessCorpus):
         row_n, at_n = np.nonzero(place_bt < text_bt.shape[1])
         damaged_bt[row_n, place_bt[row_n, at_n]] = text_bt[row_n, at_n]
         return damaged_bt
-
-
-def _undamaged(stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
-    return open_trigram().draw_rows(stream, seed, 2 * step, rows, length)
 
 
 @DATA.register("escapes")

@@ -13,7 +13,7 @@ from lab.core.axes import nonzero, over
 from lab.core.hooks import Act, HookIntervention, HookPoint
 from lab.core.registry import INTERVENTIONS
 from lab.core.schema import PerRun, bounded, one_of
-from lab.interventions.embedding import Unrotated
+from lab.interventions.embedding import Multiplied, Unrotated
 from lab.interventions.norms import AcrossHeads, RMSNorm, WithoutGain
 from lab.model.config import ModelConfig
 from lab.model.layers import LayerNorm, Scale
@@ -239,18 +239,7 @@ class LateQKScaling(HookIntervention):
 
     def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module:
         factor = config.head_width**-0.5
-        return Scaled(factor) if point.kind == "scores" else Rescaled(1 / factor)
-
-
-class Scaled(nn.Module):
-    """Multiplies by a number."""
-
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self.factor = factor
-
-    def forward(self, x_r: Tensor) -> Tensor:
-        return x_r * self.factor
+        return Multiplied(factor) if point.kind == "scores" else Rescaled(1 / factor)
 
 
 class Rescaled(nn.Module):

@@ -27,6 +27,12 @@ ARGUMENTS = {
     "seq_len": ("seq_len", "block_size", "n_ctx", "max_seq_len", "max_position_embeddings"),
 }
 MOST_EXPERTS = 8  # of a shrunk mixture
+# What configs of transformers call sizes that follow the width of the model, and numbers of experts.
+OF_WIDTH = (
+    *("q_lora_rank", "kv_lora_rank"),
+    *("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"),
+)
+OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True)
@@ -151,8 +157,8 @@ def huggingface_builder(given: str) -> tuple[str, Callable[..., nn.Module], str]
 def shrunk(config: Any, vocabulary: int, width: int, depth: int, heads: int, head_width: int, seq_len: int) -> Any:
     """A config of transformers in another shape: ratios and kinds of layers are kept, sizes follow the width.
 
-    Query heads per key head and the width of the MLP over that of the model keep their ratio; the pattern of layers is
-    cut, or its end repeated; experts are at most 8, and dropout is off.
+    Query heads per key head and the width of the MLP over that of the model keep their ratio, in multiples of 8; the
+    pattern of layers is cut, or its end repeated; experts are at most 8, and dropout is off.
     """
     values = config.to_dict()
     names = config.attribute_map
@@ -171,16 +177,9 @@ def shrunk(config: Any, vocabulary: int, width: int, depth: int, heads: int, hea
         "num_attention_heads": heads,
         "num_key_value_heads": max(1, heads // groups),
         **dict.fromkeys(("head_dim", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), head_width),
-        **{key: _of_width(size(key), ratio) for key in ("q_lora_rank", "kv_lora_rank")},
         "max_position_embeddings": seq_len,
-        "intermediate_size": _of_width(size("intermediate_size"), ratio),
-        "moe_intermediate_size": _of_width(size("moe_intermediate_size"), ratio),
-        "shared_expert_intermediate_size": _of_width(size("shared_expert_intermediate_size"), ratio),
-        **{
-            key: min(size(key), MOST_EXPERTS)
-            for key in ("num_experts", "num_local_experts", "n_routed_experts")
-            if size(key)
-        },
+        **{key: max(8, 8 * round(size(key) * ratio / 8)) for key in OF_WIDTH if size(key) is not None},
+        **{key: min(size(key), MOST_EXPERTS) for key in OF_EXPERTS if size(key)},
         "use_cache": False,
         **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id")),
     }
@@ -188,14 +187,9 @@ def shrunk(config: Any, vocabulary: int, width: int, depth: int, heads: int, hea
         if names.get(key, key) in values and (value is not None or key.endswith("token_id")):
             values[names.get(key, key)] = value
     for key, value in values.items():
-        if isinstance(value, float) and ("drop" in key):
+        if isinstance(value, float) and "drop" in key:
             values[key] = 0.0
     if isinstance(values.get("layer_types"), list):
         kinds = values["layer_types"]
         values["layer_types"] = [kinds[min(layer, len(kinds) - 1)] for layer in range(depth)]
     return type(config).from_dict(values)
-
-
-def _of_width(size: int | None, ratio: float) -> int | None:
-    """A size that follows the width, a multiple of 8."""
-    return None if size is None else max(8, 8 * round(size * ratio / 8))

@@ -69,7 +69,7 @@ class ModuleListener:
         mode = _Scores(probed.scores, tuple(shape))
         with ExitStack() as hooks:
             for place, part in self.blocks.items():
-                handle = part.register_forward_hook(_keeping(probed.blocks, place, lambda x: x.shape[:2] == shape, 3))
+                handle = part.register_forward_hook(_keeping(probed.blocks, place, shape))
                 hooks.callback(handle.remove)
             for place, part in self.attending.items():
                 hooks.callback(part.register_forward_pre_hook(mode.entering(place)).remove)
@@ -125,14 +125,12 @@ def _scores(query: Tensor, key: Tensor, scale: float | None) -> Tensor:
     return query @ key.transpose(-1, -2) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
 
 
-def _keeping(
-    kept: dict[str, Tensor], place: str, fits: Callable[[Tensor], bool], axes: int
-) -> Callable[[nn.Module, Any, Any], None]:
-    """A hook that keeps the output of a module, or the first of several, if it has so many axes and fits."""
+def _keeping(kept: dict[str, Tensor], place: str, shape: Sequence[int]) -> Callable[[nn.Module, Any, Any], None]:
+    """A hook that keeps the output of a module, or the first of several, if it is of the shape ``[b t d]``."""
 
     def keep(_: nn.Module, __: Any, output: Any) -> None:
         first = _first(output)
-        if isinstance(first, Tensor) and first.ndim == axes and fits(first):
+        if isinstance(first, Tensor) and first.ndim == 3 and first.shape[:2] == shape:
             kept[place] = first
 
     return keep
