@@ -56,7 +56,7 @@ def made(
     weight_gradients: str = "rounded",
 ) -> LowPrecision:
     """The rounding of one product."""
-    at = low_precision.build(precision, gradients, stochastic, gains, "none", "bf16", weight_gradients).at("product")
+    at = LowPrecision(precision, gradients, stochastic, gains, "none", "bf16", weight_gradients).at("product")
     assert isinstance(at, LowPrecision)
     return at
 
@@ -464,7 +464,7 @@ def test_what_is_said_to_see_the_future_does(switches: str) -> None:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_attention_rounds_its_operands_to_bf16_and_none_of_its_results(precision: str) -> None:
-    low = low_precision.build(precision, "e5m2", "none", "fp32", "ends", "bf16", "rounded")
+    low = LowPrecision(precision, "e5m2", "none", "fp32", "ends", "bf16", "rounded")
     usual = low.at("block0.attention.scores")
     draws = torch.Generator().manual_seed(6)
     a, b, upstream = (torch.randn(2, *shape, generator=draws) for shape in ((5, 8), (8, 6), (5, 6)))

@@ -58,16 +58,17 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class LowPrecision:
-    """How products round their operands; ``at`` says it of one product.
+    """How products round their operands, in the words of a config; ``at`` says it of one product.
 
     Attributes:
         precision: one of ``PRECISIONS``; ``bf16`` of a product of attention that does not round as all others do.
         gradient_format: of gradients in fp8 and MXFP8.
         stochastic_rounding: ``none``, ``gradients`` or ``all``: which operands are rounded at random.
-        keeps_ends: whether the first block and the head are kept in bf16.
-        rounds_gains: whether gains of norms are rounded, too.
-        rounds_attention: whether the two products of attention round as all others do, instead of to bf16. The second
-            contracts positions, so blocks of MX and NVFP4 join a value with later ones: attention is not causal then.
+        norm_gains: whether gains of norms are ``rounded``, too, or stay ``fp32``.
+        kept_in_bf16: ``ends`` are the first block and the head; or ``none``.
+        attention_precision: whether the two products of attention round the ``same`` as all others, or to ``bf16``. The
+            second contracts positions, so blocks of MX and NVFP4 join a value with later ones: attention is not causal
+            then.
         weight_gradients: how the product that makes the gradient of a weight rounds in MX: as all others (``rounded``),
             so after its operands were multiplied by a Hadamard matrix without random signs (``hadamard``), or to
             ``bf16``.
@@ -76,18 +77,18 @@ class LowPrecision:
     """
 
     precision: str
-    gradient_format: NumberFormat
+    gradient_format: str
     stochastic_rounding: str
-    keeps_ends: bool
-    rounds_gains: bool
-    rounds_attention: bool
+    norm_gains: str
+    kept_in_bf16: str
+    attention_precision: str
     weight_gradients: str
     operands: dict[str, int] = field(default_factory=dict)
     where: str = ""
 
     def at(self, where: str) -> LowPrecision | torch.dtype:
         """The rounding of one product of the model, or of gains; bf16 at the ends if these are kept."""
-        if where.endswith(OF_ATTENTION) and not self.rounds_attention:
+        if where.endswith(OF_ATTENTION) and self.attention_precision == "bf16":
             return replace(self, where=where, precision="bf16")
         if self._is_kept(where):
             return torch.bfloat16
@@ -97,10 +98,10 @@ class LowPrecision:
 
     def rounds_gain(self, where: str) -> bool:
         """Whether the gain of a norm of this name is rounded."""
-        return self.rounds_gains and not self._is_kept(where)
+        return self.norm_gains == "rounded" and not self._is_kept(where)
 
     def _is_kept(self, where: str) -> bool:
-        return self.keeps_ends and where.startswith(("block0.", "head", "readout"))
+        return self.kept_in_bf16 == "ends" and where.startswith(("block0.", "head", "readout"))
 
     @property
     def is_stateful(self) -> bool:
@@ -121,7 +122,7 @@ class LowPrecision:
         """The format of an operand."""
         if self.precision in ("mxfp4", "nvfp4"):
             return E2M1
-        return self.gradient_format if operand == "gradient" else E4M3
+        return FORMATS[self.gradient_format] if operand == "gradient" else E4M3
 
     def is_random(self, operand: str) -> bool:
         """Whether an operand is rounded at random."""
@@ -394,24 +395,3 @@ class RoundedGain(torch.autograd.Function):
 def rounded_gain(gain_r: Tensor, low: LowPrecision | None) -> Tensor:
     """A gain as the model computes with it."""
     return gain_r if low is None else RoundedGain.apply(gain_r, low)  # type: ignore
-
-
-def build(
-    precision: str,
-    gradient_format: str,
-    stochastic_rounding: str,
-    norm_gains: str,
-    kept_in_bf16: str,
-    attention_precision: str,
-    weight_gradients: str,
-) -> LowPrecision:
-    """The rounding that a config asks for."""
-    return LowPrecision(
-        precision,
-        FORMATS[gradient_format],
-        stochastic_rounding,
-        keeps_ends=kept_in_bf16 == "ends",
-        rounds_gains=norm_gains == "rounded",
-        rounds_attention=attention_precision == "same",
-        weight_gradients=weight_gradients,
-    )

@@ -43,7 +43,7 @@ def operand_format(config: RunConfig) -> Operands | None:
     if config.precision == "mantissa":
         return Mantissa(torch.as_tensor(config.mantissa_bits).view(-1))
     if config.precision in low_precision.PRECISIONS:
-        return low_precision.build(config.precision, **{name: getattr(config, name) for name in SWITCHES})
+        return LowPrecision(config.precision, **{name: getattr(config, name) for name in SWITCHES})
     return FORMATS[config.precision]
 
 
