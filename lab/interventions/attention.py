@@ -15,6 +15,7 @@ from lab.core.registry import INTERVENTIONS
 from lab.core.schema import PerRun, bounded, one_of
 from lab.interventions.embedding import Multiplied, Unrotated
 from lab.interventions.norms import AcrossHeads, RMSNorm, WithoutGain
+from lab.interventions.weights import Unattached
 from lab.model.config import ModelConfig
 from lab.model.layers import LayerNorm, Scale
 from lab.model.transformer import CausalSoftmax, rotate
@@ -144,7 +145,7 @@ class LinearBias(nn.Module):
 
 @INTERVENTIONS.register("grouped_query_attention")
 @dataclass(frozen=True)
-class GroupedQueryAttention(HookIntervention):
+class GroupedQueryAttention(Unattached):
     """Fewer heads of keys and values than of queries (Ainslie et al. 2023, arXiv:2305.13245, sec. 2.2).
 
     Attributes:
@@ -152,11 +153,7 @@ class GroupedQueryAttention(HookIntervention):
             number that does.  At 0 all of them share (multi-query attention; Shazeer 2019, arXiv:1911.02150).
     """
 
-    hook_points: ClassVar = ()
     queries: int = bounded(at_least=0)
-
-    def attach(self, point: HookPoint, runs: int, config: ModelConfig) -> nn.Module | None:
-        return None
 
     def key_value_heads(self, heads: int) -> int:
         most = min(self.queries or heads, heads)

@@ -22,7 +22,7 @@ from lab.model.layers import Layer, Scale
 OUTPUT_PROJECTIONS = (".attention.output", ".mlp_down")
 
 
-class InitialValues(HookIntervention):
+class Unattached(HookIntervention):
     """An intervention that attaches to nothing."""
 
     hook_points: ClassVar = ()
@@ -33,7 +33,7 @@ class InitialValues(HookIntervention):
 
 @INTERVENTIONS.register("head_init")
 @dataclass(frozen=True)
-class HeadInit(InitialValues):
+class HeadInit(Unattached):
     """Draw the head with standard deviation ``std``; at 0 the loss starts at log vocabulary, and blocks learn later."""
 
     excludes: ClassVar = ("tied_head",)
@@ -45,7 +45,7 @@ class HeadInit(InitialValues):
 
 @INTERVENTIONS.register("zero_init_projections")
 @dataclass(frozen=True)
-class ZeroInitProjections(InitialValues):
+class ZeroInitProjections(Unattached):
     """The projections back to the residual stream start at zero, so each block is at first the identity."""
 
     excludes: ClassVar = ("deepnorm",)
@@ -56,7 +56,7 @@ class ZeroInitProjections(InitialValues):
 
 @INTERVENTIONS.register("small_init")
 @dataclass(frozen=True)
-class SmallInit(InitialValues):
+class SmallInit(Unattached):
     """Std sqrt(2/(5 width)) for all matrices, those back over sqrt(2 depth) (Takase et al., arXiv:2312.16903, sec. 2).
 
     Attributes:
