@@ -80,7 +80,6 @@ class Evidence:
         self._groups: dict[tuple[str, ...], list[ComparisonGroup]] = {}
         self._probe_values: dict[Any, dict[str, float]] = {}
         self._run_tables: dict[Callable[[Records], pd.DataFrame], pd.DataFrame] = {}
-        self._run_columns: dict[tuple[Callable[[Records], pd.DataFrame], str], dict[str, Any]] = {}
 
     @cached_property
     def summaries(self) -> list[CurveSummary]:
@@ -120,19 +119,6 @@ class Evidence:
         if tabulate not in self._run_tables:
             self._run_tables[tabulate] = tabulate(self.records)
         return self._run_tables[tabulate]
-
-    def run_column(self, tabulate: Callable[[Records], pd.DataFrame], column: str) -> dict[str, Any]:
-        """A column of ``run_table`` by run id, computed once.
-
-        Raises:
-            MissingRunsError: the table has no row, or no such column.
-        """
-        if (tabulate, column) not in self._run_columns:
-            table = self.run_table(tabulate)
-            if table.empty or column not in table:
-                raise MissingRunsError(f"no run recorded its {column}")
-            self._run_columns[tabulate, column] = dict(zip(table.index, table[column], strict=True))
-        return self._run_columns[tabulate, column]
 
 
 def read_evidence(folder: Path, records: Records, commands: Iterable[str] | None = None) -> Evidence:
@@ -308,7 +294,10 @@ class ArmTables:
         Raises:
             MissingRunsError: the table has no row, or no such column.
         """
-        return self._at_rate(lr, self.evidence.run_column(tabulate, column))
+        table = self.evidence.run_table(tabulate)
+        if table.empty or column not in table:
+            raise MissingRunsError(f"no run recorded its {column}")
+        return self._at_rate(lr, table[column])
 
     @property
     def top(self) -> float:
@@ -337,7 +326,7 @@ class ArmTables:
             raise MissingRunsError(f"no run recorded {probe} of {ending.removeprefix('.') or 'any part'}")
         return places
 
-    def _at_rate(self, lr: float, values: Mapping[Any, Any]) -> pd.DataFrame:
+    def _at_rate(self, lr: float, values: Mapping[str, float] | pd.Series) -> pd.DataFrame:
         """Values by run id, at a learning rate."""
         return self._tabulate(lambda summary: float(values.get(summary.runs[lr].id, math.nan)))
 
