@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from lab.analysis.probe_values import updates
+from lab.analysis.probe_values import recorded, updates
 from lab.analysis.sensitivity import vertex
 from lab.analysis.text import format_value
 from lab.records.store import Records
 from studies.batch_size.fits import Numbers
-from studies.batch_size.tuning import _are_one_arm, crossing, crossings, noise_sums, ratio_of_means, stages
+from studies.batch_size.tuning import STAGES, _are_one_arm, crossing, crossings, noise_sums, ratio_of_means
 from studies.claims.evidence import MissingRunsError
 
 # Fewest batch sizes with equal examples, and with equal steps, for which budgets are compared.
@@ -113,8 +114,8 @@ def by_tenth(records: Records) -> pd.DataFrame:
         left out.
     """
     steps = updates(records.runs)
-    losses = records.metrics[(records.metrics["probe"] == "val_loss") & (records.metrics["where"] == "")]
-    losses = losses[losses["step"] < losses["id"].map(steps).astype(int) - 1]
+    losses = recorded(records, "val_loss", "")
+    losses = losses[losses["step"] < losses["updates"] - 1]
     loss = losses.groupby(["id", _tenths(losses, steps)])["value"].mean()
     sums = noise_sums(records).reset_index()
     scale = _ratios(sums, ["id", _tenths(sums, steps)])
@@ -178,20 +179,12 @@ def over_tokens(records: Records) -> dict[str, pd.DataFrame]:
         ``loss`` (before it, nats per token) and, if the run recorded its noise, ``trace`` and ``squared_norm``. The
         last record is left out, since it is on other held-out text.
     """
-    metrics = records.metrics
-    parts = {
-        **{name: _series(metrics, "batch", name) for name in ("tokens", "sequences")},
-        "loss": _series(metrics, "val_loss", ""),
-    }
-    table = pd.DataFrame(parts).dropna(subset=["tokens", "sequences"]).join(noise_sums(records))
+    places = {"tokens": ("batch", "tokens"), "sequences": ("batch", "sequences"), "loss": ("val_loss", "")}
+    series = {name: recorded(records, *place).set_index(["id", "step"])["value"] for name, place in places.items()}
+    table = pd.DataFrame(series).sort_index().dropna(subset=["tokens", "sequences"]).join(noise_sums(records))
     ends = updates(records.runs) - 1
     runs = {str(name): run.droplevel("id") for name, run in table.groupby("id")}
     return {name: run[run.index < ends[name]] for name, run in runs.items()}
-
-
-def _series(metrics: pd.DataFrame, probe: str, where: str) -> pd.Series:
-    rows = metrics[(metrics["probe"] == probe) & (metrics["where"] == where)]
-    return rows.set_index(["id", "step"])["value"].sort_index()
 
 
 def loss_at(run: pd.DataFrame, tokens: ArrayLike) -> Numbers:
@@ -234,7 +227,9 @@ def mean_noise_scale(measured: pd.DataFrame, end: float) -> float:
     Returns:
         NaN if the estimate of the squared norm is not positive in some part.
     """
-    return float(np.mean([ratio_of_means(stage) for stage in stages(measured, end) if len(stage)]))
+    edges = np.linspace(0, end, STAGES + 1)
+    stages = [measured[(measured.index >= low) & (measured.index < high)] for low, high in pairwise(edges)]
+    return float(np.mean([ratio_of_means(stage) for stage in stages if len(stage)]))
 
 
 def noise_scale_to_bigram(records: Records, probe: str, where: str) -> pd.Series:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +11,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from lab.analysis.curves import LR, parameters
-from lab.analysis.probe_values import updates
+from lab.analysis.probe_values import recorded
 from lab.analysis.sensitivity import vertex
 from lab.analysis.text import format_value
 from lab.records.store import Records
@@ -51,8 +50,7 @@ def crossings(records: Records) -> pd.DataFrame:
     Returns:
         Indexed by run id; columns ``steps`` and ``interval``, the results of ``crossing``.
     """
-    losses = records.metrics[(records.metrics["probe"] == "val_loss") & (records.metrics["where"] == "")]
-    losses = losses.merge(records.runs[["id", "loss_bigram"]], on="id").join(updates(records.runs), on="id")
+    losses = recorded(records, "val_loss", "").merge(records.runs[["id", "loss_bigram"]], on="id")
     losses = losses[losses["step"] < losses["updates"] - 1].sort_values("step")
     rows = {
         run: crossing(of_run["step"], of_run["value"], of_run["loss_bigram"].iloc[0])
@@ -103,12 +101,6 @@ def end_of_grid(lrs: Sequence[float], best: int) -> str:
     if 0 < best < len(lrs) - 1:
         return ""
     return f"the best learning rate, {format_value(lrs[best])}, is the {'lowest' if best == 0 else 'highest'} tried"
-
-
-def stages(measured: pd.DataFrame, end: float) -> list[pd.DataFrame]:
-    """The rows of the ``STAGES`` equal parts of the first ``end`` updates of a table that is indexed by step."""
-    edges = np.linspace(0, end, STAGES + 1)
-    return [measured[(measured.index >= low) & (measured.index < high)] for low, high in pairwise(edges)]
 
 
 def ratio_of_means(measured: pd.DataFrame) -> float:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from lab.analysis.curves import arm_factors, points, setting_name, setting_text
+from lab.analysis.probe_values import recorded
 from lab.core.schema import batches_of_bursts
 from lab.core.shipped import default_recipe
 from lab.records.store import Records
@@ -39,26 +40,20 @@ def update_traits(records: Records) -> pd.DataFrame:
           large.
     """
     onsets = first_onsets(records)
-    metrics = records.metrics[records.metrics["id"].isin(onsets.index)]
-    rms = metrics[metrics["probe"] == RMS]
-    series = {
-        "rms": rms.groupby(["id", "step"])["value"].mean(),
-        "embedding_rms": _values(rms, RMS, EMBEDDING),
-        "cosine": _values(metrics, DESCENT, ALL_WEIGHTS),
-        "lag": _values(metrics, LAG, ALL_WEIGHTS),
-        "loss": _values(metrics, HELD_OUT, ""),
+    planted = records.of(onsets.index)
+    places = {
+        "embedding_rms": (RMS, EMBEDDING),
+        "cosine": (DESCENT, ALL_WEIGHTS),
+        "lag": (LAG, ALL_WEIGHTS),
+        "loss": (HELD_OUT, ""),
     }
-    table = pd.DataFrame(series)
+    series = {name: recorded(planted, *place).set_index(["id", "step"])["value"] for name, place in places.items()}
+    rms = planted.metrics[planted.metrics["probe"] == RMS].groupby(["id", "step"])["value"].mean()
+    table = pd.DataFrame({"rms": rms, **series})
     of_updates = table[table["cosine"].notna()]
     by_run = {str(run): of_run.droplevel("id") for run, of_run in of_updates.groupby(level="id")}
     rows = {run: _traits(of_run, int(onsets[run])) for run, of_run in by_run.items()}
     return pd.DataFrame.from_dict(rows, orient="index", columns=list(TRAITS), dtype=float)
-
-
-def _values(metrics: pd.DataFrame, probe: str, where: str) -> pd.Series:
-    of_probe = metrics[(metrics["probe"] == probe) & (metrics["where"] == where)]
-    values: pd.Series = of_probe.set_index(["id", "step"])["value"]
-    return values
 
 
 def _traits(updates: pd.DataFrame, onset: int) -> tuple[float, ...]:
