@@ -53,10 +53,10 @@ def power_lines(folder: Path, name: str, effect: str | None = None) -> Iterator[
         "part": effects.parts,
         "pilot mean": [interval.mean for interval in intervals],
         "spread over seeds": spreads,
+        "distance to the bound": distances,
+        f"seeds for {POWER:.0%}": [count_text(seeds_of) for seeds_of in seeds],
     }
-    table |= {"distance to the bound": distances}
-    rounded = pd.DataFrame(table).map(lambda value: f"{value:.3g}" if isinstance(value, float) else value)
-    yield from plain_text(rounded.assign(**{f"seeds for {POWER:.0%}": [count_text(seeds_of) for seeds_of in seeds]}))
+    yield from plain_text(pd.DataFrame(table).map(lambda cell: f"{cell:.3g}" if isinstance(cell, float) else cell))
     yield f"pilot of {intervals[0].n} seeds; an interval of reading {reading} has a level of {1 - alpha:.1%}"
     most = count_text(max(seeds))
     yield f"seeds for every part to lie where it is claimed, with {POWER:.0%} probability each: {most}"

@@ -144,7 +144,7 @@ def judge_all(
         figures: figures of the first source to which the claims are limited; empty for every claim of every source.
         sweeps: limits the claims to those that these sweeps test, or that answer their questions.
     """
-    claims = [claim for claim in map(CLAIMS.__getitem__, CLAIMS) if not figures or _is_of(claim, figures)]
+    claims = [claim for claim in CLAIMS.values() if not figures or _is_of(claim, figures)]
     if sweeps is not None:
         claims = [claim for claim in claims if not {claim.sweep, *claim.affirms, *claim.denies}.isdisjoint(sweeps)]
     claims.sort(key=_position)

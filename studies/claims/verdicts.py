@@ -306,11 +306,10 @@ def _gaps(arms: list[ArmTables]) -> list[str]:
     """Reasons why seeds do not count."""
     summaries = {(summary.curve, summary.seed): summary for arm in arms for summary in arm.summaries}
     curves, seeds = ({key[part] for key in summaries} for part in (0, 1))
-    sizes = {size for arm in arms for size in arm.sizes}
     expected = len(curves) * len(seeds) * len(arms[0].lrs)
     missing = expected - sum(len(summary.runs.keys() & set(arms[0].lrs)) for summary in summaries.values())
     gaps = [f"partial: {missing} of {expected} runs missing"] if missing else []
-    if any(set(arm.sizes) != sizes for arm in arms):
+    if any(arm.sizes != sizes_of(arms) for arm in arms):
         gaps.append("not every arm has every size")
     if not all(summary.alive for summary in summaries.values()):
         gaps.append("an arm is nothing but NaN")

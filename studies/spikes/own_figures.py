@@ -240,17 +240,14 @@ def own_spike_remedies(records: Records, runs: pd.DataFrame) -> Sheet:
 
 def _costs(records: Records) -> pd.DataFrame:
     """``REMEDY_COSTS`` of runs with a remedy or without one: ``spikes`` is what these are of, ``name`` the remedy."""
-    cards = records.runs.reindex(columns=["id", "bad_batches"]).set_index("id")
-    burst = cards["bad_batches"].fillna(NONE).astype(str)
+    burst = records.runs.set_index("id").reindex(columns=["bad_batches"])["bad_batches"].fillna(NONE).astype(str)
     planted = spike_costs(records)
-    planted = planted[planted.index.map(burst.to_dict()) != NONE]
+    planted = planted[burst.reindex(planted.index) != NONE]
     planted = planted.assign(more=(planted["spikes"] - 1).clip(lower=0), lost=planted["rewound"] + planted["skipped"])
     both = pd.concat([remedy_traits(records), planted])[["more", "lost", "final"]]
-    if both.empty:
-        return both.assign(id=[], spikes=[], name=[])
-    names = remedy_names(records.runs.to_dict("records"))
-    kinds = both.index.map(burst.to_dict()).str.replace("_", " ").to_series(both.index).replace(NONE, OWN_SPIKES)
-    return both.assign(id=both.index, spikes=kinds, name=both.index.map(names)).dropna(subset=["name"])
+    names = pd.Series(remedy_names(records.runs.to_dict("records")), both.index, dtype=object)
+    kinds = burst.reindex(both.index).str.replace("_", " ").replace(NONE, OWN_SPIKES)
+    return both.assign(id=both.index, spikes=kinds, name=names).dropna(subset=["name"])
 
 
 @figure("sources")
@@ -263,10 +260,9 @@ def sources(records: Records, runs: pd.DataFrame) -> Sheet:
     """
     traits = source_traits(records)
     traits = traits[traits.index.isin(runs["id"])]
-    cards = records.runs.set_index("id").reindex(index=traits.index, columns=[WITHOUT])
-    without = cards[WITHOUT]
+    without = records.runs.set_index("id").reindex(index=traits.index, columns=[WITHOUT])[WITHOUT]
     mixture = traits[without == ALL]
-    left_out = sorted(set(cards[WITHOUT].dropna()) - {ALL})
+    left_out = sorted(set(without.dropna()) - {ALL})
     if not left_out or mixture.empty:
         raise NothingToDrawError("nothing to draw: no source of a mixture was left out of a run")
     sums = mixture.sum()

@@ -310,12 +310,10 @@ def sensitivity_ratios(base: ArmTables, *others: ArmTables) -> Qualified:
 
 
 def batch_sizes(group: ComparisonGroup) -> list[ArmTables]:
-    values = group.values(BATCH)
-    if len(values) < 2:
-        raise MissingRunsError("one batch size", arms_exist=False)
+    arms = each_value_of(group, BATCH)
     if len({float(curve[BATCH]) * float(curve[STEPS]) for curve in group.curves.values()}) > 1:
         raise MissingRunsError("batch sizes at unlike numbers of tokens")
-    return group.arms(*({BATCH: value} for value in values))
+    return arms
 
 
 def slope_of_best_rate_over_decay(*strengths: ArmTables) -> Effects:
