@@ -1,4 +1,4 @@
-"""Axis letters, reductions that keep the run axis, and one number per run broadcast over a tensor.
+"""Axis letters, reductions that keep the run axis, the causal mask, and one number per run broadcast over a tensor.
 
 ``r`` run, ``b`` batch, ``t`` query position, ``s`` key position, ``d`` width, ``h`` heads, ``k`` head width,
 ``m`` MLP width, ``v`` vocabulary.  A tensor's name ends in its axes: ``q_rbhtk``.  ``r`` leads and is never contracted.
@@ -50,6 +50,11 @@ def select_per_run(is_so_r: Tensor, tensor_r: Tensor, other_r: Tensor | float) -
 def nonzero(norm_r: Tensor) -> Tensor:
     """A norm to divide by: 1 where it is 0 (Flax, SpectralNorm).  So zeros stay zeros and have a finite gradient."""
     return torch.where(norm_r == 0, 1.0, norm_r)
+
+
+def causal_mask(scores_ts: Tensor) -> Tensor:
+    """A mask ``[t s]`` of scores ``[... t s]``: true for keys up to the query's own position."""
+    return torch.ones(scores_ts.shape[-2:], dtype=torch.bool, device=scores_ts.device).tril()
 
 
 def in_whole_vectors(function: Callable[..., Tensor], *tensors_r: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from lab.core.axes import nonzero, over
+from lab.core.axes import causal_mask, nonzero, over
 from lab.core.hooks import Act, HookIntervention, HookPoint
 from lab.core.registry import INTERVENTIONS
 from lab.core.schema import PerRun, bounded, one_of
@@ -200,8 +200,7 @@ class SquaredReLU(nn.Module):
     """Scores ``[... t s]`` to weights relu(score)^2 / sqrt(length), causal: 0 at later keys."""
 
     def forward(self, scores_ts: Tensor) -> Tensor:
-        past_ts = torch.ones(scores_ts.shape[-2:], dtype=torch.bool, device=scores_ts.device).tril()
-        positive_ts = torch.where(past_ts, scores_ts, 0.0).relu()
+        positive_ts = torch.where(causal_mask(scores_ts), scores_ts, 0.0).relu()
         return positive_ts.square() / math.sqrt(scores_ts.shape[-1])
 
 
@@ -282,7 +281,7 @@ class RelaxedSoftmax(nn.Module):
         self.alpha = alpha
 
     def forward(self, scores_rts: Tensor) -> Tensor:
-        past_ts = torch.ones(scores_rts.shape[-2:], dtype=torch.bool, device=scores_rts.device).tril()
+        past_ts = causal_mask(scores_rts)
         largest_rt1 = torch.where(past_ts, scores_rts, -torch.inf).amax(-1, keepdim=True).detach()
         below_rts = torch.where(past_ts, scores_rts - largest_rt1, 0.0) * over(self.alpha, scores_rts)
         return CausalSoftmax.apply(below_rts)  # type: ignore

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from lab.core.axes import in_whole_vectors, over
+from lab.core.axes import causal_mask, in_whole_vectors, over
 from lab.core.hooks import Act, HookIntervention, HookPoint
 from lab.core.registry import INTERVENTIONS
 from lab.core.schema import PerRun, bounded
@@ -104,10 +104,9 @@ class OffByOneSoftmax(nn.Module):
 
 def softmax_beside(scores_rbhts: Tensor, sink: Tensor) -> Tensor:
     """Take the causal softmax beside one more logit, which broadcasts to ``[r b h t 1]`` and gets no weight."""
-    future_ts = torch.ones(scores_rbhts.shape[-2:], dtype=torch.bool, device=scores_rbhts.device).triu(1)
+    causal_rbhts = torch.where(causal_mask(scores_rbhts), scores_rbhts, -torch.inf)
     sink_rbht1 = sink.expand(*scores_rbhts.shape[:-1], 1)
-    weights = F.softmax(torch.cat([torch.where(future_ts, -torch.inf, scores_rbhts), sink_rbht1], -1), -1)
-    return weights[..., :-1]
+    return F.softmax(torch.cat([causal_rbhts, sink_rbht1], -1), -1)[..., :-1]
 
 
 @INTERVENTIONS.register("sigmoid_attention")
@@ -126,7 +125,7 @@ class CausalSigmoid(nn.Module):
     """Scores ``[... t s]`` to weights sigmoid(score - log length), causal: 0 at later keys."""
 
     def forward(self, scores_ts: Tensor) -> Tensor:
-        past_ts = torch.ones(scores_ts.shape[-2:], dtype=torch.bool, device=scores_ts.device).tril()
+        past_ts = causal_mask(scores_ts)
         weights_ts = in_whole_vectors(
             torch.sigmoid, torch.where(past_ts, scores_ts, 0.0) - math.log(scores_ts.shape[-1])
         )

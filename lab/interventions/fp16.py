@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from lab.core.axes import causal_mask
 from lab.core.hooks import Act, HookIntervention, HookPoint
 from lab.core.number_formats import as_fp16
 from lab.core.registry import INTERVENTIONS
@@ -51,8 +52,7 @@ class HalfSoftmax(nn.Module):
     """Scores ``[... t s]`` to causal attention weights: difference, exponential, sum and quotient in fp16."""
 
     def forward(self, scores_ts: Tensor) -> Tensor:
-        past_ts = torch.ones(scores_ts.shape[-2:], dtype=torch.bool, device=scores_ts.device).tril()
-        scores_ts = as_fp16(scores_ts)
+        past_ts, scores_ts = causal_mask(scores_ts), as_fp16(scores_ts)
         largest_t1 = torch.where(past_ts, scores_ts, -torch.inf).amax(-1, keepdim=True).detach()
         below_ts = as_fp16(torch.where(past_ts, scores_ts - largest_t1, 0.0))
         share_ts = torch.where(past_ts, as_fp16(below_ts.exp()), 0.0)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
+from lab.core.axes import causal_mask
 from lab.core.distributed import copy_whole
 from lab.core.hooks import HookIntervention, HookPoint, announce, attach, is_heard
 from lab.core.roles import Role
@@ -73,8 +74,7 @@ class CausalSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, scores_ts: Tensor) -> Tensor:
-        future_ts = torch.ones(scores_ts.shape[-2:], dtype=torch.bool, device=scores_ts.device).triu(1)
-        weights_ts = F.softmax(torch.where(future_ts, -torch.inf, scores_ts), dim=-1)
+        weights_ts = F.softmax(torch.where(causal_mask(scores_ts), scores_ts, -torch.inf), dim=-1)
         ctx.save_for_backward(weights_ts)
         return weights_ts
 

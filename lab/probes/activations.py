@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lab.core.axes import mean_over_tokens, per_run_max, per_run_mean, per_run_rms
+from lab.core.axes import causal_mask, mean_over_tokens, per_run_max, per_run_mean, per_run_rms
 from lab.core.distributed import mean_over_ranks
 from lab.probes.listener import probe, share
 
@@ -35,8 +35,7 @@ def clean_val_loss(losses: dict[str, Tensor]) -> dict[str, Tensor]:
 @probe(event="scores", largest=True)
 def attention_logit_max(scores_rbhts: Tensor) -> Tensor:
     """Largest causal score, after 1/sqrt(head width) and before any cap (Wortsman et al. 2023, fig. 9)."""
-    past_ts = torch.ones(scores_rbhts.shape[-2:], dtype=torch.bool, device=scores_rbhts.device).tril()
-    return per_run_max(torch.where(past_ts, scores_rbhts, -torch.inf))
+    return per_run_max(torch.where(causal_mask(scores_rbhts), scores_rbhts, -torch.inf))
 
 
 @probe(event="attention", falls=True)
@@ -102,7 +101,7 @@ def query_key_cosine(q_rbhtk: Tensor, k_rbhsk: Tensor, scale: float) -> Tensor:
     """Mean absolute cosine between a query and the keys it may see, after rotation (Wortsman et al. 2023, fig. E.1)."""
     q_rbhtk, k_rbhsk = F.normalize(q_rbhtk, dim=-1), F.normalize(k_rbhsk, dim=-1)
     cosine_rbhts = torch.matmul(q_rbhtk, k_rbhsk.transpose(-1, -2)).abs()
-    past_ts = torch.ones(cosine_rbhts.shape[-2:], dtype=torch.bool, device=cosine_rbhts.device).tril()
+    past_ts = causal_mask(cosine_rbhts)
     return per_run_mean(torch.where(past_ts, cosine_rbhts, 0.0)) * past_ts.numel() / past_ts.sum()
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lab.core.axes import over, per_run_norm, select_per_run
+from lab.core.axes import causal_mask, over, per_run_norm, select_per_run
 from lab.core.distributed import max_over_ranks
 from lab.core.hooks import HookIntervention
 from lab.core.registry import LINKS
@@ -93,8 +93,7 @@ class QKClip(Link):
     def observe(self, *announced: Any) -> Tensor:
         """The largest causal score of each head, ``[r h]``."""
         (scores_rbhts,) = announced
-        past_ts = torch.ones(scores_rbhts.shape[-2:], dtype=torch.bool, device=scores_rbhts.device).tril()
-        return max_over_ranks(torch.where(past_ts, scores_rbhts, -torch.inf).amax((1, 3, 4)))
+        return max_over_ranks(torch.where(causal_mask(scores_rbhts), scores_rbhts, -torch.inf).amax((1, 3, 4)))
 
     def __call__(self, updates: Tensors, state: Tensors, now: Now) -> Tensors:
         steps = dict(updates)
