@@ -17,7 +17,7 @@ import yaml
 
 from lab.core import files
 from lab.core.errors import RequestError
-from lab.core.windows import NORMAL
+from lab.core.windows import noise_of
 from labwatch.events import event_files
 from labwatch.tables.columns import USUAL_NAMES, column_of, end_of
 from labwatch.tables.run_names import number_or_word, settings_in
@@ -237,12 +237,11 @@ def final_loss(losses: pd.Series[float]) -> tuple[float, int]:
     through its neighbours, by the median over the last fifth of the log, so that neither a descent nor a spike counts.
     A log that ends in a loss that is not finite, or with few rows, ends at its last loss.
     """
-    last = losses.to_numpy(float)[-max(len(losses) // 5, FEWEST_LAST) :]
+    last = np.asarray(losses, np.float64)[-max(len(losses) // 5, FEWEST_LAST) :]
     is_long = len(losses) >= 2 * FEWEST_LAST and bool(np.isfinite(last).all())
-    noise = NORMAL * float(np.median(np.abs(np.diff(last, 2)))) / math.sqrt(6) if is_long else 0.0
-    rows = (
-        min(math.ceil((noise / SURE) ** 2), len(losses) // MOST_LAST) // 2 * 2 + 1
-    )  # an odd number has a row as median
+    noise = noise_of(last) if is_long else 0.0
+    # an odd number has a row as median
+    rows = min(math.ceil((noise / SURE) ** 2), len(losses) // MOST_LAST) // 2 * 2 + 1
     return float(np.median(last[-rows:])), rows
 
 
