@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import pandas as pd
+
 from labwatch.tables.columns import AVERAGES, GLUED, QUANTITIES, USUAL_NAMES
 
 PAIR = re.compile(r"([A-Za-z][\w.]*)=(.*?)(?=[_-][A-Za-z][\w.]*=|$)")  # lr=1e-3 of lr=1e-3_seed=1
@@ -24,22 +26,18 @@ SEED = re.compile(r"[\W_]*(?<![a-z])(?:seed|s|run|#)[\s_=:-]*\d+[\W_]*|[(#]\d+\)
 AVERAGE = re.compile(rf"(?<![a-z])(?:{'|'.join(AVERAGES)})(?![a-z])(?:[ _](?:over|of|across)[ _].*)?|\u00b1")
 
 
-def averages_of(names: Sequence[str], has_seed: Sequence[bool], *, is_of_seeds: bool) -> list[bool]:
+def averages_of(names: pd.Series[str], has_seed: pd.Series[bool], *, is_of_seeds: bool) -> pd.Series[bool]:
     """Which names, or cells of a column of seeds, say that their row sums up the others of the name.
 
     ``lr=0.1 avg`` does beside ``lr=0.1 s1`` and ``lr=0.1 s2``; alone it is the name of a run, as it is with a seed.
     """
-    lower = [name.lower().strip() for name in names]
-    told = [bool(AVERAGE.search(name)) for name in lower]
-    seeded = [known or bool(SEED.search(name)) for name, known in zip(lower, has_seed, strict=True)]
-    known = {
-        _bare(SEED.sub(" ", name)) for name, has, sums in zip(lower, seeded, told, strict=True) if has and not sums
-    }
-    rests = [_bare(AVERAGE.sub("", name)) for name in lower]
-    return [
-        sums and not all(told) and ((rest in known and not has) or (is_of_seeds and not rest))
-        for rest, has, sums in zip(rests, seeded, told, strict=True)
-    ]
+    lower = names.str.lower().str.strip()
+    sums, is_seeded = lower.str.contains(AVERAGE), has_seed | lower.str.contains(SEED)
+    if sums.all():
+        return ~sums
+    known = lower[is_seeded & ~sums].str.replace(SEED, " ", regex=True).map(_bare)
+    rest = lower.str.replace(AVERAGE, "", regex=True).map(_bare)
+    return sums & ((rest.isin(known) & ~is_seeded) | ((rest == "") & is_of_seeds))
 
 
 def _bare(name: str) -> str:

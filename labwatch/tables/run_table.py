@@ -435,11 +435,10 @@ def _last_of_trials(table: pd.DataFrame) -> pd.DataFrame:
 def _without_averages(table: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[tuple[str, str]]]:
     """The table without the rows that sum up others, by their name or their seed, and which they are."""
     seed = columns.seed or usual_column(table, "seed")
-    has_seed = list(table[seed].notna()) if seed in table else [False] * len(table)
+    has_seed = table[seed].notna() if seed in table else pd.Series(False, table.index)
     for name in table:
         if is_word(table[name]) and (name == seed or is_arm(str(name)) or _names_a_run(str(name))):
-            of_names = averages_of(list(as_text(table[name])), has_seed, is_of_seeds=name == seed)
-            is_average = pd.Series(of_names, table.index)
+            is_average = averages_of(as_text(table[name]), has_seed, is_of_seeds=name == seed)
             if is_average.any():
                 told = ", ".join(as_text(table[name][is_average]).unique())
                 return plain(table[~is_average]), [("left out, as no run", told)]
