@@ -137,8 +137,7 @@ def _named(table: pd.DataFrame, found: dict[str, str]) -> SingleChanges | None:
     is_lr = rows["key"].map(end_of).isin(USUAL_NAMES["lr"]) & (found.get("lr") is not None)
     if is_lr.any():
         numbers = pd.to_numeric(rows["value"][is_lr], errors="coerce").dropna().astype(float)
-        table = table.assign(**{found["lr"]: table[found["lr"]].astype(float).mask(table.index.isin(numbers.index))})
-        table[found["lr"]] = table[found["lr"]].fillna(numbers)
+        table = table.assign(**{found["lr"]: numbers.reindex(table.index).fillna(table[found["lr"]].astype(float))})
     return SingleChanges(rows[~is_lr], [*told, *flags, *([before] if before else [])], table)
 
 
@@ -221,7 +220,9 @@ def _unnamed(table: pd.DataFrame, found: dict[str, str]) -> SingleChanges | None
     """Changes that nothing names, in a table whose rows each differ from a base in one column."""
     fixed = {found["loss"], found.get("initial_loss"), found.get("size"), found.get("seed")}
     settings = [str(name) for name in table if name not in fixed and _may_be_set(table[name])]
-    settings = [name for name in settings if not _follows(table, name, settings)]
+    # of columns that change in the same rows, as the steps do with the batch at equal tokens, the first counts
+    codes = {name: pd.factorize(table[name], use_na_sentinel=False)[0].tobytes() for name in settings}
+    settings = list(map(str, pd.Series(codes, dtype=object).drop_duplicates().index))
     size = [found["size"]] if found.get("size") in table else []
     is_base = _is_named_base(table)
     own = [name for name in settings if name != found.get("lr")]
@@ -261,13 +262,6 @@ def _may_be_set(column: pd.Series[Any]) -> bool:
     is_noted = column.isna().all() or end in (*BOOKKEEPING, *RUN_NAMES)
     is_measured = re.match(r"(summary|metrics?)[/.]", str(column.name).lower()) is not None
     return not (is_noted or is_measured) and 1 < values.nunique() <= MOST_VALUES * len(values)
-
-
-def _follows(table: pd.DataFrame, name: str, settings: Sequence[str]) -> bool:
-    """Whether a column changes exactly where an earlier one does, as the steps do with the batch at equal tokens."""
-    earlier = settings[: settings.index(name)]
-    own = pd.factorize(table[name], use_na_sentinel=False)[0]
-    return any((pd.factorize(table[other], use_na_sentinel=False)[0] == own).all() for other in earlier)
 
 
 def _of_groups(
