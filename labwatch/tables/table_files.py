@@ -136,11 +136,11 @@ def _of_experiments(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     headers = [row for row in rows if METRIC_NAME in row]
     if not headers:
         return rows
-    names = {_metric_of(row) for row in headers}
-    if len(names) > 1:
-        raise ValueError(f"headers in it name {' and '.join(sorted(names))}; give the runs of each a file")
+    metric, *others = sorted({_metric_of(row) for row in headers})
+    if others:
+        raise ValueError(f"headers in it name {' and '.join([metric, *others])}; give the runs of each a file")
     runs = [row for row in rows if "metric" in row and METRIC_NAME not in row]
-    return [{names.copy().pop() if key == "metric" else key: value for key, value in row.items()} for row in runs]
+    return [{metric if key == "metric" else key: value for key, value in row.items()} for row in runs]
 
 
 def _metric_of(header: dict[str, Any]) -> str:
@@ -246,8 +246,7 @@ def without_note(cell: str, key: str) -> str:
 
 def with_point(word: str) -> str:
     """Says how to write a number whose decimals follow a comma; nothing about any other word."""
-    is_decimal = re.fullmatch(r"[-+]?\d+,\d+(e[-+]?\d+)?", word, re.IGNORECASE)
-    return f"; decimals follow a point, as in {word.replace(',', '.')}" if is_decimal else ""
+    return f"; decimals follow a point, as in {word.replace(',', '.')}" if DECIMAL_COMMA.fullmatch(word) else ""
 
 
 def long(table: pd.DataFrame, loss: str | None = None) -> tuple[pd.DataFrame, list[tuple[str, str]]]:
