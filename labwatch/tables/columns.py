@@ -222,11 +222,8 @@ def words_of(name: str) -> list[str]:
 
 
 def _any_of(words: Sequence[str]) -> str:
-    return rf"(?<![a-z0-9'])(?:{'|'.join(sorted(map(_spaced, words), key=len, reverse=True))})(?![a-z])"
-
-
-def _spaced(word: str) -> str:
-    return word.replace("_", " ")
+    spaced = sorted((word.replace("_", " ") for word in words), key=len, reverse=True)
+    return rf"(?<![a-z0-9'])(?:{'|'.join(spaced)})(?![a-z])"
 
 
 _ENDINGS = [re.compile(_any_of(words)) for words in (DIVERGED, FAILED, UNFINISHED)]
