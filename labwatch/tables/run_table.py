@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.analysis.text import spelled_out
+from lab.analysis.text import first_to_last, spelled_out
 from lab.core import files
 from lab.core.errors import RequestError, nearest
 from lab.core.schema import FORMER_KEYS, key_now
@@ -752,7 +752,7 @@ def _mapping(read: _Reading, settings: _Settings, runs: pd.DataFrame, rows: list
 def _extent(values: pd.Series[float]) -> str:
     """The least and the largest of numbers, ``1 to 3``."""
     known = values[values.map(math.isfinite)]
-    return " to ".join(dict.fromkeys(f"{end:g}" for end in ([known.min(), known.max()] if len(known) else [math.nan])))
+    return first_to_last(f"{end:g}" for end in (known.min(), known.max()))
 
 
 def _values(column: pd.Series[Any]) -> str:
