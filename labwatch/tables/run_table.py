@@ -293,16 +293,21 @@ def _read(table: pd.DataFrame, columns: Columns) -> _Reading:
 
 
 class _Settings(NamedTuple):
-    """What the other columns of a table are: their roles, the key of each setting, and the role of the steps."""
+    """What the other columns of a table are.
+
+    Attributes:
+        roles: of each column that holds no quantity.
+        chosen: the columns of settings.
+        kept: the columns of numbers and words that are kept beside them.
+        keys: the key of each setting, by its column.
+        steps_role: the role of the steps.
+    """
 
     roles: dict[str, str]
+    chosen: list[str]
+    kept: list[str]
     keys: dict[str, str]
     steps_role: str
-
-    @property
-    def chosen(self) -> list[str]:
-        """The columns of settings."""
-        return [name for name, role in self.roles.items() if role in (ARM, SHARED)]
 
 
 def _settings_of(read: _Reading, arm: Sequence[str] | None, measured: Collection[str]) -> _Settings:
@@ -311,12 +316,14 @@ def _settings_of(read: _Reading, arm: Sequence[str] | None, measured: Collection
     are_trials = not any(found[key] for key in ("lr", "axis", "seed"))
     design = read.design_with_best
     roles = roles_of(table[read.others], design, read.is_cut, arm, measured, are_trials=are_trials)
-    settings = _Settings(roles, {}, "")
-    keys = _keys([*settings.chosen, *[str(found["axis"])] * bool(found["axis"])])
-    given = [table[name] for name in settings.chosen]
+    chosen = [name for name, role in roles.items() if role in (ARM, SHARED)]
+    kept = [*(name for name in roles if name not in chosen), *read.best_over]
+    keys = _keys([*chosen, *[str(found["axis"])] * bool(found["axis"])])
+    given = [table[name] for name in chosen]
     alike = [numbers["size"], *given, *(table[name] for name in read.best_over)]
     numbers["steps"] = _whole_steps(numbers["steps"], found["steps"], read.is_cut, alike)
-    return _Settings(roles, keys, _role_of_steps(numbers["steps"], found["steps"], arm, given, design))
+    steps_role = _role_of_steps(numbers["steps"], found["steps"], arm, given, design)
+    return _Settings(roles, chosen, kept, keys, steps_role)
 
 
 def _runs_of(
@@ -337,8 +344,7 @@ def _runs_of(
     identity = identity.assign(source=source, loss=losses)
     ids = [files.digest([ORIGIN, *map(str, row)]) for row in identity.itertuples(index=False)]
     runs = _frame(read, settings, source).assign(id=ids).iloc[rows]
-    kept = [name for name in read.others if name not in chosen] + read.best_over
-    metrics = _metrics(table.iloc[rows], runs, numbers["steps"].iloc[rows], kept)
+    metrics = _metrics(table.iloc[rows], runs, numbers["steps"].iloc[rows], settings.kept)
     mapping = [*_mapping(read, settings, runs, rows), *_remarks(read, settings, rows)]
     return Imported(Records(store.declared(runs), metrics), mapping), runs["id"]
 
@@ -346,8 +352,7 @@ def _runs_of(
 def _frame(read: _Reading, settings: _Settings, source: str) -> pd.DataFrame:
     """The columns of records, without ids."""
     table, found, numbers, chosen = read.table, read.found, read.numbers, settings.chosen
-    kept = [name for name in read.others if name not in chosen] + read.best_over
-    words = table[[name for name in kept if not pd.api.types.is_numeric_dtype(table[name])]].astype(str)
+    words = table[[name for name in settings.kept if not pd.api.types.is_numeric_dtype(table[name])]].astype(str)
     roles = settings.roles
     naming = [name for name in roles if roles[name] == NAME or (roles[name] == ARM and _names_a_run(name))]
     names = as_text(table[naming[0]]) + ": " if naming else pd.Series("", table.index)
