@@ -154,11 +154,6 @@ def _fields(kind: type) -> dict[str, dataclasses.Field[Any]]:
     return {name: field for name, field in _all_fields(kind).items() if field.init}
 
 
-def is_per_run(kind: type, name: str) -> bool:
-    """Whether runs that share a fleet may differ in this field."""
-    return _per_run(kind)[name]
-
-
 def build(kind: type[Config], values: Mapping[str, Any], where: str) -> Config:
     """Make ``kind``, a dataclass or a NamedTuple, from plain ``values`` read from config key ``where``.
 
