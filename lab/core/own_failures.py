@@ -68,9 +68,8 @@ def source_file(own: Any) -> str:
         file = inspect.getsourcefile(own) or ""
     except (OSError, TypeError):  # defined in a cell or at a prompt, or built in
         return ""
-    if getattr(own, "__module__", "") == "__main__" and is_installed(
-        file
-    ):  # of the program, such as a notebook's, that runs a cell
+    # of the program, such as a notebook's, that runs a cell
+    if getattr(own, "__module__", "") == "__main__" and is_installed(file):
         return ""
     return "" if Path(file).is_relative_to(LAB) else file
 
