@@ -77,19 +77,7 @@ RUN_COLUMNS = {
 }
 # What tables hold where they have no value for a setting, since records leave it out at its default: so readers take an
 # older run, and a newer one with the default, for one arm. ``schema.recorded`` decides what is left out.
-DEFAULTS = {
-    **{"validation": "whole", "master_weights": "fp32", "gradient_sum": "fp32", "schedule.over": "steps"},
-    **{"mantissa_bits": 0.0, "gradient_format": "e5m2", "stochastic_rounding": "none"},
-    **{"norm_gains": "fp32", "kept_in_bf16": "none", "attention_precision": "same"},
-    "weight_gradients": "rounded",
-    **{"schedule.floor_share": 0.0},
-    **{"intervention.biases.layers": "all", "intervention.deepnorm.init": "fan_in", "intervention.nope.every": 1},
-    **dict.fromkeys(("intervention.norm_without_gain.norm", "intervention.peri_ln.norm"), "layernorm"),
-    **{"intervention.qk_rmsnorm.over": "head", "intervention.qk_rmsnorm.gain": "learned"},
-    **{"intervention.rmsnorm.offset": 0.0, "intervention.swiglu.gate": "silu"},
-    **{"intervention.small_init.std": 0.0, "intervention.small_init.projections_back": "over_root_depth"},
-    **{"intervention.tied_head.scale": "inverse_root"},
-}
+DEFAULTS: dict[str, Any] = shipped.load(Path(__file__).with_name("defaults.yaml"))
 # The order in which interventions act, where they do not act by their names, as they did in older records.
 ORDER = "intervention.order"
 SPIKE_LAB = ("bad_batches", "response", "restarts")  # columns that are part of an id unless they are "none"
