@@ -441,12 +441,6 @@ def _in_parts(folder: Path) -> list[Records]:
     return [*gathered, Records(runs, metrics, events)]
 
 
-def column_now(column: str, is_imported: bool) -> str:
-    """What a column is called now; settings of an imported run keep the names of the user."""
-    now = key_now(column)
-    return now if now in RUN_COLUMNS or not is_imported else column
-
-
 def _with_keys_now(card: dict[str, Any]) -> dict[str, Any]:
     """A card whose keys, and those in the entries of a restart schedule, have the names of now."""
     named = {key_now(key): value for key, value in card.items()}
@@ -458,7 +452,8 @@ def _with_keys_now(card: dict[str, Any]) -> dict[str, Any]:
 def _columns_now(runs: pd.DataFrame) -> pd.DataFrame:
     """``_with_keys_now`` of the cards in a table; settings of an imported one keep the names of the user."""
     is_imported = TABLE in runs
-    runs = runs.rename(columns=partial(column_now, is_imported=is_imported))
+    named = {str(column): key_now(str(column)) for column in runs}
+    runs = runs.rename(columns={key: now for key, now in named.items() if now in RUN_COLUMNS or not is_imported})
     if "intervention" in runs:
         runs["intervention"] = runs["intervention"].map(partial(_names, key_now), na_action="ignore")
     if ENTRIES in runs and not is_imported:
