@@ -213,12 +213,6 @@ class FleetTracker:
             if run := self.open.get(row["id"]):
                 run.log(config_and_outcome(row)[1], max(0, self.steps[row["id"]]))
 
-    def close(self) -> None:
-        """Finish all open runs."""
-        with self._contained():
-            while self.open:
-                self.open.popitem()[1].finish()
-
     @contextmanager
     def _contained(self) -> Iterator[None]:
         try:
@@ -241,4 +235,6 @@ class FleetTracker:
         return self
 
     def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        with self._contained():
+            while self.open:
+                self.open.popitem()[1].finish()
