@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lab.core import schema
 from lab.core.registry import DATA
 from lab.core.schema import PerRunSeed
-from lab.data.corpus import HELD_OUT, HELD_OUT_TARGETS, TRAINING, Corpus, Tokens, draw, fingerprint
+from lab.data.corpus import HELD_OUT, HELD_OUT_TARGETS, TRAINING, Corpus, Tokens, below, draw, fingerprint
 from lab.data.packing import PackedCorpus
 from lab.data.synthetic import (
     COUNTED_SEQ_LEN,
@@ -111,15 +111,11 @@ def _runs(stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
     begins_bt = bits_bt >> np.uint64(32) < np.uint64(2**32 // RUN)
     begins_bt[:, 0] = True
     first_bt = np.maximum.accumulate(np.where(begins_bt, np.arange(length), 0), axis=1)
-    return np.take_along_axis(_letters(bits_bt), first_bt, axis=1)
+    return np.take_along_axis(below(ALPHABET, bits_bt), first_bt, axis=1)
 
 
 def _noise(stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
-    return _letters(draw(stream, seed, step, rows, length))
-
-
-def _letters(bits_bt: NDArray[np.uint64]) -> Tokens:
-    return (bits_bt % np.uint64(ALPHABET)).astype(np.int64)
+    return below(ALPHABET, draw(stream, seed, step, rows, length))
 
 
 # In this order: trigram text, echoes, trigram text in an alphabet of its own, repeated tokens, noise.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from lab.core.errors import RequestError
 from lab.core.registry import BURSTS
 from lab.core.schema import PerRun, batches_of_bursts, bounded
-from lab.data.corpus import BURST, Corpus, Tokens, draw
+from lab.data.corpus import BURST, Corpus, Tokens, below, draw
 
 BACKSLASH = 92  # of a byte corpus
 SEPARATED = 5  # every so manieth token is the separator
@@ -101,10 +101,6 @@ def permutation(vocabulary: int) -> Tokens:
     return np.argsort(draw(BURST, 2**63, 0, vocabulary, 1)[:, 0], kind="stable").astype(np.int64)
 
 
-def _below(drawn_nt: NDArray[np.uint64], limit: int) -> Tokens:
-    return (drawn_nt % np.uint64(limit)).astype(np.int64)
-
-
 @BURSTS.register("conflicting_labels")
 @dataclass(frozen=True)
 class ConflictingLabels(Burst):
@@ -121,7 +117,7 @@ class RepeatedCharacter(Burst):
     """Each sequence repeats a single token, drawn from the vocabulary."""
 
     def change(self, windows_nt: Tokens, drawn_nt: NDArray[np.uint64], vocabulary: int) -> Tokens:
-        return np.broadcast_to(_below(drawn_nt[:, :1], vocabulary), windows_nt.shape)
+        return np.broadcast_to(below(vocabulary, drawn_nt[:, :1]), windows_nt.shape)
 
 
 @BURSTS.register("shift")
@@ -151,7 +147,7 @@ class RareTokens(Burst):
 
     def change(self, windows_nt: Tokens, drawn_nt: NDArray[np.uint64], vocabulary: int) -> Tokens:
         common = vocabulary // 2
-        return common + _below(drawn_nt, vocabulary - common)
+        return common + below(vocabulary - common, drawn_nt)
 
 
 @BURSTS.register("separator")
@@ -170,4 +166,4 @@ class HugeLoss(Burst):
     """Tokens drawn from the whole vocabulary alike; as a single batch, one loss far above the others."""
 
     def change(self, windows_nt: Tokens, drawn_nt: NDArray[np.uint64], vocabulary: int) -> Tokens:
-        return _below(drawn_nt, vocabulary)
+        return below(vocabulary, drawn_nt)

@@ -43,6 +43,14 @@ def draw(stream: int, seed: int, step: int, rows: int, columns: int) -> Bits:
     return bits.random_raw(rows * columns).reshape(rows, columns)
 
 
+def below(limit: int | Tokens, bits: Bits) -> Tokens:
+    """Whole numbers from 0 to below the limit, made of uniform 64-bit integers.
+
+    The remainder favours small numbers by less than limit / 2**64, which cannot be measured.
+    """
+    return (bits % np.asarray(limit, dtype=np.uint64)).astype(np.int64)
+
+
 def fingerprint(*parts: NDArray[np.generic]) -> str:
     """Sixteen hexadecimal digits of the SHA-256 of the parts' own digests, in this order."""
     combined = hashlib.sha256()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from lab.core import files, machine
 from lab.core.errors import RequestError
-from lab.data.corpus import HELD_OUT_TARGETS, TRAINING, Corpus, Tokens, count_pairs, draw, fingerprint
+from lab.data.corpus import HELD_OUT_TARGETS, TRAINING, Corpus, Tokens, below, count_pairs, draw, fingerprint
 from lab.data.tokenizer import Bytes, Pieces, check, learned, require
 
 COUNTED_TOKENS = 2**28  # that the bigram model learns from at most; they take half a minute
@@ -48,9 +48,7 @@ class PackedCorpus(Corpus):
     def starts(self, seed: int, step: int, batch_size: int, seq_len: int) -> Tokens:
         """Start positions ``[batch_size, 1]`` of a batch's windows in the training part."""
         self.check(batch_size, seq_len)
-        positions = np.uint64(self.training.size - seq_len)
-        # The remainder favours early positions by less than size / 2**64, which cannot be measured.
-        return (draw(TRAINING, seed, step, batch_size, 1) % positions).astype(np.int64)
+        return below(self.training.size - seq_len, draw(TRAINING, seed, step, batch_size, 1))
 
     def held_out(self, seq_len: int) -> Tokens:
         """Windows ``[n, seq_len + 1]`` evenly spaced over the held-out part; no target is in two of them."""

@@ -27,6 +27,7 @@ from lab.data.corpus import (
     Bits,
     Corpus,
     Tokens,
+    below,
     count_pairs,
     draw,
     fingerprint,
@@ -123,7 +124,7 @@ FIRST = 0  # the token assumed before every row, once or twice
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class SyntheticCorpus(EndlessCorpus):
+class SyntheticCorpus(RankedCorpus):
     """Rows from a first-order source: ``successors[previous, rank]``, the rank below ``thresholds[rank]`` of 2**32.
 
     The rank follows a Zipf law of exponent 1.8 and entropy h.  In nine of ten rows a segment of 8 tokens to a third of
@@ -159,16 +160,12 @@ def _origins(bits: Bits, length: int) -> Tokens:
     if length // 3 < SHORTEST:
         return np.broadcast_to(place_t1, (length, len(bits)))
     quotes, size_bits, start_bits, source_bits = bits.T
-    size = SHORTEST + _below(length // 3 - SHORTEST + 1, size_bits)
-    start = size + _below(length - 2 * size + 1, start_bits)
-    source = _below(start - size + 1, source_bits)
+    size = SHORTEST + below(length // 3 - SHORTEST + 1, size_bits)
+    start = size + below(length - 2 * size + 1, start_bits)
+    source = below(start - size + 1, source_bits)
     quotes = quotes < np.uint64(int(QUOTING * 2**64))
     quoted = quotes & (place_t1 >= start) & (place_t1 < start + size)
     return place_t1 - np.where(quoted, start - source, 0)
-
-
-def _below(count: int | Tokens, bits: Bits) -> Tokens:
-    return (bits % np.asarray(count, dtype=np.uint64)).astype(np.int64)
 
 
 @DATA.register("synthetic")
@@ -313,8 +310,7 @@ class EchoCorpus(EndlessCorpus):
         """Rows ``[rows, length]`` of one of the streams of random numbers, at a step."""
         drawn_t, echo_t = self._places(length)
         bits = draw(stream, seed, step, rows, int(drawn_t.max()) + 1)
-        letters = (bits % np.uint64(self.letters)).astype(np.int64)
-        return np.ascontiguousarray(letters[:, drawn_t] + self.letters * echo_t)
+        return np.ascontiguousarray(below(self.letters, bits)[:, drawn_t] + self.letters * echo_t)
 
 
 @DATA.register("echo")
