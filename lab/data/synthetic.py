@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, ClassVar, Self, TypeVar
+from typing import ClassVar, Self
 
 import numpy as np
 import scipy  # its parts are loaded when they are used
@@ -81,38 +81,44 @@ class EndlessCorpus(Corpus):
         return replace(self, fingerprint=fingerprint(*numbers, self.held_out(COUNTED_SEQ_LEN)))
 
 
-Language = TypeVar("Language", bound=EndlessCorpus)
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RankedCorpus(EndlessCorpus):
+    """Rows in which each token is a successor of those before it, of a rank that is drawn by a Zipf law.
 
-
-def open_source(
-    kind: Callable[..., Language],
-    scores: NDArray[np.float64],
-    exponent: float,
-    notes: Callable[[float], Mapping[str, Any]],
-) -> Language:
-    """Make the tables of an endless language: ``thresholds [rank]`` of 2**32, and ``successors [..., rank]``.
-
-    Args:
-        kind: takes the tables.
-        scores: of each next token after each context, ``[..., next]``; the lowest has rank 0.
-        exponent: of the Zipf law over the ranks of a successor.
-        notes: what is noted of the corpus, from the entropy of a rank in nats.
+    Attributes:
+        thresholds: by which a rank is drawn, ``[rank]`` of 2**32.
+        successors: the tokens that may follow each context, ``[..., rank]``.
     """
-    share = np.arange(1.0, scores.shape[-1] + 1) ** -exponent
-    share /= share.sum()
-    # Integers, so that no machine sees another rank or order: logarithms and powers differ between machines by about
-    # 1e-15, whereas every threshold is further than 1e-3 from where its rounding turns, and any two scores of a
-    # context's successors differ by more than 1e-8.
-    thresholds = np.rint(share.cumsum() * 2**32).astype(np.uint64)
-    successors = np.argsort(scores, axis=-1, kind="stable")
-    language = kind(
-        fingerprint="",
-        notes=notes(float(-(share * np.log(share)).sum())),
-        vocabulary=scores.shape[-1],
-        thresholds=thresholds,
-        successors=successors,
-    )
-    return language.identified(thresholds, successors)
+
+    thresholds: NDArray[np.uint64]
+    successors: Tokens
+
+    @classmethod
+    def of_scores(
+        cls, scores: NDArray[np.float64], exponent: float, notes: Callable[[float], dict[str, str | float]]
+    ) -> Self:
+        """Make the tables of a language.
+
+        Args:
+            scores: of each next token after each context, ``[..., next]``; the lowest has rank 0.
+            exponent: of the Zipf law over the ranks of a successor.
+            notes: what is noted of the corpus, from the entropy of a rank in nats.
+        """
+        share = np.arange(1.0, scores.shape[-1] + 1) ** -exponent
+        share /= share.sum()
+        # Integers, so that no machine sees another rank or order: logarithms and powers differ between machines by
+        # about 1e-15, whereas every threshold is further than 1e-3 from where its rounding turns, and any two scores of
+        # a context's successors differ by more than 1e-8.
+        thresholds = np.rint(share.cumsum() * 2**32).astype(np.uint64)
+        successors = np.argsort(scores, axis=-1, kind="stable")
+        language = cls(
+            fingerprint="",
+            notes=notes(float(-(share * np.log(share)).sum())),
+            vocabulary=scores.shape[-1],
+            thresholds=thresholds,
+            successors=successors,
+        )
+        return language.identified(thresholds, successors)
 
 
 SYNTHETIC_VOCABULARY = 256
@@ -136,9 +142,6 @@ class SyntheticCorpus(RankedCorpus):
 
     held_out_targets: ClassVar = HELD_OUT_TARGETS
     counted_rows: ClassVar = 16_384
-
-    thresholds: NDArray[np.uint64]
-    successors: Tokens
 
     def draw_rows(self, stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
         """Rows ``[rows, length]`` of one of the streams of random numbers, at a step."""
@@ -185,8 +188,7 @@ def open_synthetic() -> Corpus:
     """Make the tables of the language, once per process."""
     # The largest share of targets that are quoted; it falls with the length of the row, from the shortest that quotes.
     quoted = QUOTING * SHORTEST / (3 * SHORTEST - 1)
-    return open_source(
-        SyntheticCorpus,
+    return SyntheticCorpus.of_scores(
         synthetic_scores(),
         SYNTHETIC_EXPONENT,
         lambda entropy: {"entropy_at_most": entropy, "entropy_at_least": (1 - quoted) * entropy},
@@ -205,15 +207,12 @@ TRIGRAM_EXPONENT = 2.5  # of the Zipf law over the ranks of a successor
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class TrigramCorpus(EndlessCorpus):
+class TrigramCorpus(RankedCorpus):
     """Rows from a second-order source: ``successors[two back, one back, rank]``, the rank from a Zipf law.
 
     A successor's score is one number for the token before plus one for the token two back, so attention to the token
     two back adds what a bigram model lacks.  Every target costs at least the entropy of the rank.
     """
-
-    thresholds: NDArray[np.uint64]
-    successors: Tokens
 
     def draw_rows(self, stream: int, seed: int, step: int, rows: int, length: int) -> Tokens:
         """Rows ``[rows, length]`` of one of the streams of random numbers, at a step."""
@@ -240,7 +239,7 @@ class Trigram:
 @cache
 def open_trigram() -> TrigramCorpus:
     """Make the tables of the language, once per process."""
-    return open_source(TrigramCorpus, trigram_scores(), TRIGRAM_EXPONENT, lambda entropy: {"entropy": entropy})
+    return TrigramCorpus.of_scores(trigram_scores(), TRIGRAM_EXPONENT, lambda entropy: {"entropy": entropy})
 
 
 def trigram_scores() -> NDArray[np.float64]:
