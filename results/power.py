@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from lab.analysis.contrasts import MOST_SEEDS, POWER, seeds_for, spread_of
+from lab.analysis.contrasts import MOST_SEEDS, POWER, seeds_for
 from lab.analysis.statistics import FEWEST_SEEDS
 from lab.core import shipped
 from studies.claims.decision import ABOVE_ZERO, ALPHA, INCONCLUSIVE, alpha_of, next_reading
@@ -91,19 +91,17 @@ def seeds_to_decide(row: ScoreboardRow, effects: Qualified, alpha: float) -> flo
     claim = row.claim
     if row.verdict.reason.startswith(CONTROLLED):
         return max(
-            seeds_for(interval.mean, spread_of(interval), ALPHA) if interval.mean > 0 else math.nan
+            seeds_for(interval.mean, interval.sd, ALPHA) if interval.mean > 0 else math.nan
             for interval in effects.weak_controls()
         )
     (low, high), intervals = claim.side, effects.intervals()
     margin = MARGINS.get(claim.unit, 0.0) if claim.side == ABOVE_ZERO else 0.0
-    inside = [
-        seeds_for(min(interval.mean - low, high - interval.mean), spread_of(interval), alpha) for interval in intervals
-    ]
-    none = [seeds_for(margin - abs(interval.mean), spread_of(interval), alpha) for interval in intervals]
+    inside = [seeds_for(min(interval.mean - low, high - interval.mean), interval.sd, alpha) for interval in intervals]
+    none = [seeds_for(margin - abs(interval.mean), interval.sd, alpha) for interval in intervals]
     against = [
         seeds_for(
             max(low - interval.mean, interval.mean - high, margin - abs(interval.mean)),
-            spread_of(interval),
+            interval.sd,
             alpha / len(intervals),
         )
         for interval in intervals

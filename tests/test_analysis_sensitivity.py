@@ -17,7 +17,6 @@ from lab.analysis.sensitivity import split
 from lab.analysis.statistics import (
     Interval,
     Spread,
-    dz_of_intervals,
     spread_within,
     student_t,
     student_t_of_rows,
@@ -216,8 +215,6 @@ def test_intervals_of_many_rows_have_the_bits_of_one_by_one():
     rows += [[0.1, math.nan, 0.3, 0.2], [math.nan] * 3, [0.1, 0.1, 0.1]]
     for row, interval in zip(rows, student_t_of_rows(rows), strict=True):
         assert repr(interval) == repr(student_t(row))
-    intervals = student_t_of_rows(rows)
-    assert repr(dz_of_intervals(intervals)) == repr([interval.dz for interval in intervals])
 
 
 def test_below_three_seeds_there_are_values_and_no_interval():

@@ -9,11 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-import scipy.special
 from numpy.typing import NDArray
 
 from lab.analysis.sensitivity import LOST, Study, capped
-from lab.analysis.statistics import CHANGE_LEVEL, FEWEST_SEEDS, power_of, spread_within
+from lab.analysis.statistics import CHANGE_LEVEL, FEWEST_SEEDS, power_of, spread_within, t_quantile
 from lab.analysis.text import count, number, shortened
 from lab.core.windows import NORMAL
 from lab.records.imported import SINGLE_CHANGE, TRIAL, UNKNOWN_SIZE
@@ -56,7 +55,7 @@ class Noise(NamedTuple):
         if not math.isfinite(effect):
             return ""
         error = self.sd * math.sqrt(1 / runs + 1 / base_runs)
-        if abs(effect) > error * float(scipy.special.stdtrit(self.freedom, 1 - CHANGE_LEVEL / 2)):
+        if abs(effect) > error * t_quantile(self.freedom, 1 - CHANGE_LEVEL):
             return BEYOND
         repeats = self.repeats_for(effect)
         return cannot_tell(repeats) if repeats else WITHIN

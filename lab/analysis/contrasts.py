@@ -329,7 +329,8 @@ def power_of_difference(contrast: Contrast, wanted: float | None = None) -> str:
     known = [interval for interval in differences if interval.n >= FEWEST_SEEDS]
     if not known:
         return f"Fewer than {FEWEST_SEEDS} seeds that two arms share, so their differences have no interval."
-    seeds, spread, unit = min(interval.n for interval in known), max(map(spread_of, known)), contrast.measure.unit
+    seeds, spread = min(interval.n for interval in known), max(interval.sd for interval in known)
+    unit = contrast.measure.unit
     steps = (spread * 1.02**power for power in range(1000))
     found = next(step for step in steps if not spread or power_of(seeds, step, spread, CHANGE_LEVEL) >= POWER)
     smaller = found / 2 if wanted is None else wanted
@@ -342,8 +343,3 @@ def power_of_difference(contrast: Contrast, wanted: float | None = None) -> str:
 
 def count_text(seeds: float) -> str:
     return f"{seeds:.0f}" if math.isfinite(seeds) else "none"
-
-
-def spread_of(interval: Interval) -> float:
-    """The standard deviation over seeds."""
-    return interval.error * math.sqrt(interval.n)

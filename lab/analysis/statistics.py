@@ -51,13 +51,17 @@ class Interval(NamedTuple):
         return cls(mean, mean - half, mean + half, n, values, error)
 
     @property
+    def sd(self) -> float:
+        """Standard deviation over seeds; NaN if the error is not known."""
+        return self.error * math.sqrt(self.n)
+
+    @property
     def dz(self) -> float:
         """Mean over standard deviation; NaN below three seeds or without spread.
 
         For paired differences this is Cohen's d_z.
         """
-        spread = float(np.std(self.values, ddof=1)) if self.n >= FEWEST_SEEDS else 0.0
-        return self.mean / spread if spread else math.nan
+        return self.mean / self.sd if self.sd else math.nan
 
     def p_outside(self, low: float, high: float) -> float:
         """Two-sided p that the mean lies outside the open range; an interval at level 1 - p just lies inside it."""
@@ -130,6 +134,11 @@ def zones(interval: Interval | Difference, edges: Sequence[float]) -> tuple[int,
     return bisect.bisect_left(edges, interval.low), bisect.bisect_right(edges, interval.high)
 
 
+def t_quantile(freedom: float, level: float = 0.95) -> float:
+    """Half the width of a Student-t interval, in standard errors; NaN without a degree of freedom."""
+    return float(scipy.special.stdtrit(freedom, (1 + level) / 2))
+
+
 def student_t(values: Iterable[float], level: float = 0.95, resolution: float = 0.0) -> Interval:
     """Interval of the mean of ``values``, one per seed; NaN are left out.
 
@@ -144,8 +153,7 @@ def student_t(values: Iterable[float], level: float = 0.95, resolution: float = 
         return Interval(mean, math.nan, math.nan, n, shown)
     spread = math.sqrt(float(known.var(ddof=1)) + resolution**2 / 12)
     error = spread / math.sqrt(n)
-    half = float(scipy.special.stdtrit(n - 1, (1 + level) / 2)) * error
-    return Interval.around(mean, half, n, shown, error)
+    return Interval.around(mean, t_quantile(n - 1, level) * error, n, shown, error)
 
 
 def geometric_mean(values: Iterable[float]) -> Interval:
@@ -163,13 +171,12 @@ def student_t_of_rows(rows: Sequence[Sequence[float]]) -> list[Interval]:
         places = np.flatnonzero(lengths == n).tolist()
         value_kn = np.array([rows[place] for place in places], dtype=float)
         mean_k, error_k = value_kn.mean(1), np.sqrt(value_kn.var(1, ddof=1)) / math.sqrt(n)
-        half_k = scipy.special.stdtrit(n - 1, 0.975) * error_k
-        ends = zip(
-            mean_k.tolist(), (mean_k - half_k).tolist(), (mean_k + half_k).tolist(), error_k.tolist(), strict=True
-        )
-        for place, values, (mean, low, high, error) in zip(places, value_kn.tolist(), ends, strict=True):
+        half_k = t_quantile(n - 1) * error_k
+        for place, mean, half, values, error in zip(
+            places, mean_k.tolist(), half_k.tolist(), value_kn.tolist(), error_k.tolist(), strict=True
+        ):
             if not math.isnan(mean):
-                intervals[place] = Interval(mean, low, high, n, tuple(values), error)
+                intervals[place] = Interval.around(mean, half, n, tuple(values), error)
     return [interval or student_t(row) for interval, row in zip(intervals, rows, strict=True)]
 
 
@@ -179,24 +186,8 @@ def unpaired(first: Iterable[float], second: Iterable[float], level: float = 0.9
     Its degrees of freedom are those of the smaller sample, which Welch's exceed, and ``n`` is its size.
     """
     left, right = (student_t(values, level) for values in (first, second))
-    mean, n = left.mean - right.mean, min(left.n, right.n)
-    error = math.hypot(left.error, right.error)
-    if n < FEWEST_SEEDS:
-        return Interval(mean, math.nan, math.nan, n)
-    half = float(scipy.special.stdtrit(n - 1, (1 + level) / 2)) * error
-    return Interval.around(mean, half, n, (), error)
-
-
-def dz_of_intervals(intervals: Sequence[Interval]) -> list[float]:
-    """``Interval.dz`` of each interval, those of equally many seeds at once."""
-    found, seeds = np.full(len(intervals), math.nan), np.array([interval.n for interval in intervals])
-    for n in np.unique(seeds[seeds >= FEWEST_SEEDS]).tolist():
-        places = np.flatnonzero(seeds == n)
-        spread_k = np.array([intervals[place].values for place in places.tolist()]).std(1, ddof=1)
-        mean_k = np.array([intervals[place].mean for place in places.tolist()])
-        with np.errstate(divide="ignore", invalid="ignore"):
-            found[places] = np.where(spread_k == 0, math.nan, mean_k / spread_k)
-    return list(found.tolist())
+    n, error = min(left.n, right.n), math.hypot(left.error, right.error)
+    return Interval.around(left.mean - right.mean, t_quantile(n - 1, level) * error, n, (), error)
 
 
 def power_of(seeds: int, distance: float, spread: float, alpha: float, freedom: float = 0) -> float:
@@ -239,12 +230,10 @@ class Spread(NamedTuple):
     def interval(self, values: np.ndarray, level: float = 0.95) -> Interval:
         """Student's interval of the mean of values that have this spread."""
         n, shown = len(values), tuple(values.tolist())
-        mean = float(values.mean()) if n else math.nan
-        if not n or not self.freedom:
-            return Interval(mean, math.nan, math.nan, n, shown)
+        if not n:
+            return UNKNOWN
         error = self.sd / math.sqrt(n)
-        half = float(scipy.special.stdtrit(self.freedom, (1 + level) / 2)) * error
-        return Interval.around(mean, half, n, shown, error)
+        return Interval.around(float(values.mean()), t_quantile(self.freedom, level) * error, n, shown, error)
 
     def p(self, interval: Interval) -> float:
         """Two-sided p of a mean of zero, for an interval with this spread; NaN where nothing spreads."""
@@ -326,9 +315,7 @@ class Difference(NamedTuple):
 
     @property
     def _half(self) -> float:
-        return (
-            float(scipy.special.stdtrit(self.freedom, (1 + DIFFERENCE_LEVEL) / 2)) * self.error if self.error else 0.0
-        )
+        return t_quantile(self.freedom, DIFFERENCE_LEVEL) * self.error if self.error else 0.0
 
     def equivalence(self, margin: float) -> float:
         """Test whether the difference lies within ``margin`` of zero.

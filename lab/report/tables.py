@@ -11,7 +11,6 @@ from lab.analysis.crossings import rate_text
 from lab.analysis.curves import axis_of, configs, differing, idle_parameters, parameters, plain
 from lab.analysis.runaway import crossings, rates
 from lab.analysis.sensitivity import WINDOW, Study, optima, untrained
-from lab.analysis.statistics import dz_of_intervals
 from lab.analysis.text import LEARNING_RATE, NO_AXIS, UNDEFINED, count, format_value, span
 from lab.records.imported import COLUMN
 
@@ -108,7 +107,7 @@ def differences(study: Study) -> pd.DataFrame:
         Columns ``first``, ``second``, ``size``; sensitivity and its two parts with the ends of their intervals; ``n``;
         and Cohen's d_z of each.
     """
-    dz = {f"{column}_dz": dz_of_intervals(list(study.pairs[part])) for part, column in PART_COLUMNS.items()}
+    dz = {f"{column}_dz": [interval.dz for interval in study.pairs[part]] for part, column in PART_COLUMNS.items()}
     return _flat(study.pairs).assign(**dz)
 
 

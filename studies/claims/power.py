@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from lab.analysis.contrasts import POWER, count_text, seeds_for, spread_of
+from lab.analysis.contrasts import POWER, count_text, seeds_for
 from lab.analysis.statistics import FEWEST_SEEDS
 from lab.analysis.text import plain_text
 from lab.core.errors import RequestError, nearest
@@ -45,7 +45,7 @@ def power_lines(folder: Path, name: str, effect: str | None = None) -> Iterator[
     reading = next_reading(arms[0].evidence.readings.get(name, ()))
     alpha = alpha_of(reading)
     means = [interval.mean if wanted is None else wanted for interval in intervals]
-    spreads = [spread_of(interval) for interval in intervals]
+    spreads = [interval.sd for interval in intervals]
     distances = [min(mean - low, high - mean) for mean in means]
     seeds = [seeds_for(distance, spread, alpha) for distance, spread in zip(distances, spreads, strict=True)]
     yield f"{claim.sentence} ({claim.source}, {claim.figure}), in {claim.unit}"

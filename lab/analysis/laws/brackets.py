@@ -11,8 +11,8 @@ import pandas as pd
 import scipy  # its parts are loaded when they are used
 from numpy.typing import NDArray
 
-from lab.analysis.laws.fits import Crossing, quantile
-from lab.analysis.statistics import Interval
+from lab.analysis.laws.fits import Crossing
+from lab.analysis.statistics import Interval, t_quantile
 
 Floats = NDArray[np.float64]
 LEAST_SCATTER = 1e-2  # decades, since a law that meets all brackets would have none
@@ -42,7 +42,7 @@ class PowerLaw(NamedTuple):
         """An exponent with its 95 % Student-t interval."""
         place = 1 + list(self.exponents).index(name)
         error = math.sqrt(self.covariance[place][place])
-        return Interval.around(self.exponents[name], quantile(self.freedom) * error, self.freedom + 1, (), error)
+        return Interval.around(self.exponents[name], t_quantile(self.freedom) * error, self.freedom + 1, (), error)
 
     def predict(self, values: Mapping[str, float], offset: float = 0.0, error: float = 0.0) -> Crossing:
         """The limit of one new curve, with its 95 % Student-t prediction interval.
@@ -54,7 +54,7 @@ class PowerLaw(NamedTuple):
         x = np.array([1.0, *(math.log10(values[name] / centre) for name, centre in self.centres.items())])
         middle = self.height + float(x[1:] @ [*self.exponents.values()]) + offset
         variance = float(x @ np.array(self.covariance) @ x) + self.scatter**2 + error**2
-        half = quantile(self.freedom) * math.sqrt(variance)
+        half = t_quantile(self.freedom) * math.sqrt(variance)
         return Crossing(10**middle, 10 ** (middle - half), 10 ** (middle + half))
 
 

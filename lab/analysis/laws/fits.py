@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-import scipy  # its parts are loaded when they are used
 
-from lab.analysis.statistics import Interval
+from lab.analysis.statistics import Interval, t_quantile
 from lab.analysis.text import count, finite
 from lab.core import shipped
 from lab.core.errors import RequestError
@@ -102,7 +101,7 @@ class Line(NamedTuple):
     @property
     def slope_error(self) -> float:
         """Half width of the 95 % Student-t interval of the slope; NaN with two points."""
-        return quantile(self.points - 2) * self.scatter / math.sqrt(self.spread)
+        return t_quantile(self.points - 2) * self.scatter / math.sqrt(self.spread)
 
     @property
     def slope_interval(self) -> Interval:
@@ -123,7 +122,7 @@ class Line(NamedTuple):
         """
         distance = np.log10(size) - self.centre
         middle = self.height + self.slope * distance
-        half = quantile(self.points - 2) * self.scatter * np.sqrt(1 + 1 / self.points + distance**2 / self.spread)
+        half = t_quantile(self.points - 2) * self.scatter * np.sqrt(1 + 1 / self.points + distance**2 / self.spread)
         return Prediction(middle, middle - half, middle + half)
 
 
@@ -193,7 +192,7 @@ def bend_sign(sizes: Iterable[float], values: Iterable[float]) -> int:
     freedom = len(x) - 3
     scatter = math.sqrt(float(((y - powers @ coefficients) ** 2).sum()) / freedom)
     error = scatter * math.sqrt(float(np.linalg.inv(powers.T @ powers)[0, 0]))
-    is_straight = abs(coefficients[0]) <= max(quantile(freedom) * error, STRAIGHT)
+    is_straight = abs(coefficients[0]) <= max(t_quantile(freedom) * error, STRAIGHT)
     return 0 if is_straight else int(math.copysign(1, coefficients[0]))
 
 
@@ -268,8 +267,3 @@ def _logarithms(sizes: Iterable[float], values: Iterable[float]) -> tuple[np.nda
         x, y = np.log10(np.array([*sizes], dtype=float)), np.log10(np.array([*values], dtype=float))
     usable = np.isfinite(x) & np.isfinite(y)
     return x[usable], y[usable]
-
-
-def quantile(freedom: int) -> float:
-    """Half the width of a 95 % Student-t interval, in standard errors; NaN without a degree of freedom."""
-    return float(scipy.special.stdtrit(freedom, (1 + PREDICTION_LEVEL) / 2)) if freedom > 0 else math.nan
