@@ -219,7 +219,7 @@ def _tried(study: Study, out: Path) -> Iterator[Markup]:
 def _laws(study: Study) -> Iterator[Markup]:
     """Yield the laws of the best learning rate of imported runs in which several numbers vary."""
     found = optimum.fit_laws(study.records, study.points) if is_imported(study.records) else []
-    laws = [law for law in found if law.has_exponents and study.along != NO_AXIS]
+    laws = [law for law in found if law.power and study.along != NO_AXIS]
     for law in laws:
         yield html.paragraph(f"{optimum.LAW.format(axis=study.along)}: {law.text}.", "lead")
     if laws:

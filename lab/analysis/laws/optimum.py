@@ -47,11 +47,6 @@ class Law(NamedTuple):
     n: int = 0
     arm: str = ""
 
-    @property
-    def has_exponents(self) -> bool:
-        """Whether there is a law."""
-        return self.power is not None
-
 
 def fit_laws(records: Records, points: pd.DataFrame, *, failing: bool = False) -> list[Law]:
     """The laws of the best learning rate, of arms in which two or more numbers vary, model size among them.
@@ -90,12 +85,10 @@ def _law(runs: pd.DataFrame, numbers: pd.DataFrame, known: Sequence[str]) -> Law
     The ``numbers`` of each run have a column each. Those ``known`` follow from others, as the import has said already.
     """
     names = list(map(str, numbers))
-    seeds = runs.groupby(["curve", "seed"], sort=False)
     best = optima(runs)["best_lr_fine"].to_numpy()
-    ends = seeds["lr"].agg(["min", "max"]).to_numpy()
+    ends = runs.groupby(["curve", "seed"], sort=False)["lr"].agg(["min", "max"]).to_numpy()
     is_inner = (best > ends[:, 0]) & (best < ends[:, 1])
-    first = [rows[0] for rows in seeds.indices.values()]
-    logs = np.log10(numbers.to_numpy(dtype=float)[first])[is_inner]
+    logs = np.log10(numbers[~runs.duplicated(["curve", "seed"])].to_numpy(dtype=float))[is_inner]
     places, follow = independent(logs, names)
     chosen = [names[place] for place in places]
     spare = len(logs) - len(chosen) - 1
@@ -104,17 +97,16 @@ def _law(runs: pd.DataFrame, numbers: pd.DataFrame, known: Sequence[str]) -> Law
     left_out = f"no exponent of its own: {listed(follow)}" if (follow := [*follow, *known]) else ""
     if len(chosen) < 2:
         return Law(f"none, since only {listed(chosen)} varies by itself; {left_out}")
-    x_nk = np.column_stack([np.ones(len(logs)), logs[:, places]])
+    middle_k = logs[:, places].mean(0)
+    x_nk = np.column_stack([np.ones(len(logs)), logs[:, places] - middle_k])
     y_n = np.log10(best[is_inner])
     fitted_k = np.linalg.lstsq(x_nk, y_n, rcond=None)[0]
     variance = float(((y_n - x_nk @ fitted_k) ** 2).sum()) / spare
-    middle = x_nk.mean(0)
-    from_middle = np.column_stack([x_nk[:, 0], x_nk[:, 1:] - middle[1:]])
     power = PowerLaw(
-        float(middle @ fitted_k),
+        float(fitted_k[0]),
         dict(zip(chosen, fitted_k[1:].tolist(), strict=True)),
-        dict(zip(chosen, (10 ** middle[1:]).tolist(), strict=True)),
-        (variance * np.linalg.inv(from_middle.T @ from_middle)).tolist(),
+        dict(zip(chosen, (10**middle_k).tolist(), strict=True)),
+        (variance * np.linalg.inv(x_nk.T @ x_nk)).tolist(),
         math.sqrt(variance),
         spare,
     )
@@ -130,22 +122,19 @@ def _in_words(power: PowerLaw, fitted: str, left_out: str) -> str:
 
 def _failing_law(runs: pd.DataFrame, numbers: pd.DataFrame, known: Sequence[str]) -> Law | None:
     """The law of the first failing learning rate of one arm; None if only one number varies, or too few curves fail."""
-    rows, first = [], []
-    for _, curve in runs.groupby(["curve", "seed"], sort=False):
-        high = curve.loc[curve["outcome"] != "", "lr"].min()
-        low = curve.loc[~(curve["lr"] >= high), "lr"].max()
-        rows.append({"low": 0.0 if math.isnan(low) else low, "high": math.inf if math.isnan(high) else high})
-        first.append(curve.index[0])
-    curves = numbers.loc[first].reset_index(drop=True)
-    names = list(map(str, curves))
-    places, follow = independent(np.log10(curves.to_numpy(dtype=float)), names)
+    names, seeds = list(map(str, numbers)), [runs["curve"], runs["seed"]]
+    high = runs["lr"].where(runs["outcome"] != "", math.inf).groupby(seeds).transform("min")
+    low = runs["lr"].where(runs["lr"] < high, 0.0).groupby(seeds).transform("max")
+    is_first = ~runs.duplicated(["curve", "seed"])
+    brackets = pd.DataFrame({"low": low, "high": high})[is_first].reset_index(drop=True)
+    curves = numbers[is_first].to_numpy(dtype=float)
+    places, follow = independent(np.log10(curves), names)
     chosen = [names[place] for place in places]
-    brackets = pd.DataFrame(rows)
     failed = int(np.isfinite(brackets["high"]).sum())
     if len(chosen) < 2 or failed < len(chosen) + 1 + FEWEST_SPARE:
         return None
     over = [f"number {place}" for place in places]  # since a number may be called as an end of a bracket
-    brackets[over] = curves.to_numpy(dtype=float)[:, places]
+    brackets[over] = curves[:, places]
     fitted = fit_power_law(brackets, over, pd.Series(range(len(curves))))
     exponents, centres = (dict(zip(chosen, of.values(), strict=True)) for of in (fitted.exponents, fitted.centres))
     power = fitted._replace(exponents=exponents, centres=centres)

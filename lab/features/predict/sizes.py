@@ -120,7 +120,7 @@ def _place_of_optimum(records: Records) -> list[Part]:
     if len(table := optimum.transfer_table(ended, axis)):
         sections.append(Section(optimum.TRANSFER.format(axis=axis), [table, about["transfer"]]))
     laws = optimum.fit_laws(records, ended)
-    if laws and (sections or any(law.has_exponents for law in laws)):
+    if laws and (sections or any(law.power for law in laws)):
         sections.append(Section(optimum.LAW.format(axis=axis), [*(law.text for law in laws), about["law"]]))
     if failing := optimum.fit_laws(records, ended, failing=True):
         texts = [law.text for law in failing]
