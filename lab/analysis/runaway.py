@@ -131,11 +131,6 @@ class Rate(NamedTuple):
         runaway = read_runaways().get(self.quantity)
         return f"{runaway.title} {runaway.level:,g}" if runaway else f"loss {self.quantity}"
 
-    @property
-    def is_several(self) -> bool:
-        """Whether some seed crosses more than once."""
-        return any(found.times > 1 for found in self.seeds)
-
 
 def rates(records: Records, points: pd.DataFrame, names: Iterable[str] | None = None) -> list[Rate]:
     """The rates of every curve, over its seeds; where none crosses, a bound. Arguments are those of ``crossings``."""

@@ -85,7 +85,7 @@ def failing_rates(study: Study) -> pd.DataFrame:
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for rate in found:
         row = rows.setdefault((rate.arm, rate.quantity), {"arm": rate.arm, "what passes its level": rate.level})
-        several = ", the first of several" * rate.is_several
+        several = ", the first of several" * any(seed.times > 1 for seed in rate.seeds)
         slope = f" (slope {rate.slope.mean:.2g})" if rate.slope.n and not math.isnan(rate.rate.mean) else ""
         row[count(rate.size)] = f"{rate_text(rate.rate)}{slope}{several}"
     sizes = [count(size) for size in sorted({rate.size for rate in found})]
