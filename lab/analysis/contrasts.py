@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -143,9 +143,9 @@ def _with_reference(
     """
     arms = list(dict.fromkeys(map(str, points["arm"])))
     keys = [name for name in measure.pairs if name in points]
-    runs_of, keys_of = _values_by_arm(points, dict.fromkeys([*keys, "size"])), _values_by_arm(points, keys)
-    seeds_of = {arm: set(seeds) for arm, seeds in points.groupby("arm")["seed"]}
-    indices = points.groupby("arm").indices
+    columns, by_arm = [name for name in {*measure.pairs, "size"} if name in points], points.groupby("arm")
+    runs_of = {arm: set(runs.itertuples(index=False, name=None)) for arm, runs in by_arm[columns]}
+    seeds_of = {arm: set(seeds) for arm, seeds in by_arm["seed"]}
     alike = [arm for arm in arms if runs_of[arm] == runs_of.get(reference)]  # these are measured at once
     some_alike = 1 < len(alike) < len(arms)
     together = _by_arm(measure.reduce(points[points["arm"].isin(alike)], window)) if some_alike else own
@@ -157,19 +157,9 @@ def _with_reference(
             continue
         seeds = seeds_of[arm], seeds_of[reference]
         apart = not set.intersection(*seeds) and min(map(len, seeds)) >= FEWEST_SEEDS
-        if not apart and not keys_of[arm] & keys_of[reference]:
-            yield arm, {}
-            continue
-        both = points.iloc[np.sort(np.concatenate([indices[arm], indices[reference]]))]
+        both = points[points["arm"].isin([arm, reference])]
         agreeing = both.groupby([name for name in keys if name != "seed" or not apart])["arm"].transform("nunique") == 2
         yield arm, _by_arm(measure.reduce(both[agreeing], window)) if agreeing.any() else {}
-
-
-def _values_by_arm(points: pd.DataFrame, names: Iterable[str]) -> dict[str, set[Any]]:
-    """The values that the runs of each arm have in these columns."""
-    columns = [name for name in names if name in points]
-    by_arm = points.groupby("arm")[columns]
-    return {str(arm): set(runs.itertuples(index=False, name=None)) for arm, runs in by_arm}
 
 
 def _by_arm(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
