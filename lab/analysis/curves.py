@@ -30,6 +30,9 @@ RECIPE = "recipe"
 # With more switches than this, the arm without any does not list them.
 MOST_SWITCHES = 3
 
+# Groups of keys whose choice is a key without ``.name``.
+NAMED_BY_THEMSELVES = ("intervention", "custom_model", "bad_batches", "response", "restarts")
+
 Curve = Mapping[str, Hashable]
 
 
@@ -132,18 +135,13 @@ def _grows(curves: Sequence[Curve], sizes: Sequence[int], keys: list[str], shape
 def _implied(key: str, keys: list[str], curves: Sequence[Curve]) -> bool:
     """Whether others of ``keys`` determine this key, such as the name of its group (``optimizer.name``)."""
     group = key.split(".")[0]
-    data = [k for k in keys if k.startswith("data.")]
     names = {
-        "intervention": ["intervention"],
-        "custom_model": ["custom_model"],
-        "bad_batches": ["bad_batches"],
-        "response": ["response"],
-        "restarts": ["restarts"],
-        "data_fingerprint": data,
+        "data_fingerprint": [k for k in keys if k.startswith("data.")],
         "steps": ["batch.name"],
         "batch.micro_batch": ["batch.name", "batch_size"],
     }
-    naming = [name for name in names.get(key, names.get(group, [f"{group}.name"])) if name in keys and name != key]
+    of_group = group if group in NAMED_BY_THEMSELVES else f"{group}.name"
+    naming = [name for name in names.get(key, [of_group]) if name in keys and name != key]
     distinct = {tuple(curve[name] for name in naming) for curve in curves}
     return bool(naming) and len({(*(curve[name] for name in naming), curve[key]) for curve in curves}) == len(distinct)
 
