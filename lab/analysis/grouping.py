@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
 
@@ -97,14 +98,10 @@ def ways_to_grow(cards: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     for rest, group in frame.groupby("rest", sort=False):
         smallest = group[group["size"] == group["size"].min()].head(1)
         wider, deeper = (group[key] != smallest[key].item() for key in ("width", "depth"))
-        least = ~wider & ~deeper
-        for way, grown in {
-            "wider": wider & ~deeper,
-            "deeper": deeper & ~wider,
-            "wider and deeper": wider & deeper,
-        }.items():
-            if grown.any():
-                ways.append(group[least | grown].assign(arm=f"{rest}, {way}"))
+        way = np.select([wider & deeper, wider, deeper], ["wider and deeper", "wider", "deeper"], "")
+        for name in ("wider", "deeper", "wider and deeper"):
+            if name in way:
+                ways.append(group[(way == name) | (way == "")].assign(arm=f"{rest}, {name}"))
     grown = pd.concat(ways, ignore_index=True) if ways else runs
     if not ways or (grown.groupby(["arm", "size"])["curve"].nunique() > 1).any():
         return runs
