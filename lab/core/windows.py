@@ -52,9 +52,10 @@ def before(value_n: Numbers) -> tuple[Numbers, Numbers]:
     return window_statistics(sliding_window_view(padded, WINDOW))
 
 
-def noise_of(value_n: Numbers) -> float:
-    """The standard deviation of measurements about a smooth course, by their second differences."""
-    return NORMAL * float(np.median(np.abs(np.diff(value_n[np.isfinite(value_n)], 2)))) / math.sqrt(6)
+def noise_of(value_n: Numbers, order: int = 2) -> float:
+    """The standard deviation of measurements about a smooth course, by their differences of this order."""
+    growth = math.sqrt(math.comb(2 * order, order))  # these hold so many times the noise of a measurement
+    return NORMAL * float(np.median(np.abs(np.diff(value_n[np.isfinite(value_n)], order)))) / growth
 
 
 def has_risen(before_n: Numbers, after_n: Numbers, rows: int = 10) -> bool:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from lab.core.windows import NORMAL, Numbers, finite_median, noise_of, window_statistics
+from lab.core.windows import Numbers, finite_median, noise_of, window_statistics
 
 # Rows before the first row that is judged; and rows whose misses (loss minus the line) make the tolerance, by scale.
 FEWEST, PASTS = 20, (128, 128, 128, 160, 256, 256, 256)
@@ -111,10 +111,6 @@ class Rise(NamedTuple):
     end: int | None = None
     end_step: int | None = None
 
-    @property
-    def span(self) -> Span:
-        return Span(self.first, self.last, self.usual, self.ending, self.end)
-
 
 @dataclass
 class _Event:
@@ -134,19 +130,6 @@ class _Event:
         return self.rise._replace(ending="isolated" if is_isolated else "recovered", end=row, end_step=step)
 
 
-class _Lost(NamedTuple):
-    """A rise that was given up as stuck or diverged.
-
-    It is over all the same when the mean over the rows of its scale is back at the calm level, from which is taken a
-    share of what the trend before it would have fallen since.
-    """
-
-    rise: Rise
-    scale: int
-    calm: float
-    slope: float
-
-
 class TrendWatch:
     """Follows the loss of one log, in pieces of any length, and finds its spikes, in memory of fixed size."""
 
@@ -157,7 +140,7 @@ class TrendWatch:
         self.at_start = math.inf
         self.first = list[float]()  # the losses of the first rows
         self.event: _Event | None = None
-        self.lost = list[_Lost]()
+        self.lost = list[_Event]()  # stuck or diverged, and given up
         self.calm = -math.inf  # of the last of them, which is no rise while the trend after it is young
         self.tail = list[tuple[int, float]]()  # steps and losses of the last rows, from which means are taken
 
@@ -179,7 +162,11 @@ class TrendWatch:
         yield from self._returned(step_n, loss_n)
 
     def _returned(self, step_n: NDArray[np.int64], loss_n: Numbers) -> Iterator[Rise]:
-        """Spikes that were given up, and whose loss came back in one of these rows, the last that were read."""
+        """Spikes that were given up, and whose loss came back in one of these rows, the last that were read.
+
+        It is back when the mean over the rows of the scale is at the calm level, from which is taken a share of what
+        the trend before the spike would have fallen since.
+        """
         rows = [*self.tail, *zip(step_n.tolist(), loss_n.tolist(), strict=True)]
         self.tail = rows[1 - max(SCALES) :]
         waiting, self.lost = self.lost, []
@@ -237,7 +224,7 @@ class TrendWatch:
         if event := state["event"]:
             rows = [(int(step), float(loss)) for step, loss in event["rows"]]
             watch.event = _Event(**event | {"rise": Rise(**event["rise"]), "rows": rows})
-        watch.lost = [_Lost(Rise(**rise), *others) for rise, *others in state["lost"]]
+        watch.lost = [_Event(Rise(**rise), *others) for rise, *others in state["lost"]]
         watch.calm = float(state["calm"])
         watch.tail = [(int(step), float(loss)) for step, loss in state["tail"]]
         return watch
@@ -396,7 +383,7 @@ class TrendWatch:
         step_n, loss_n = (np.array(column) for column in zip(*self.event.rows, strict=True))
         self.history = measured(np.empty((0, WIDTH)), step_n, loss_n, self._spacing(), steepest=self.steepest)
         if ending != "anew":
-            self.lost.append(_Lost(ended, self.event.scale, self.event.calm, self.event.slope))
+            self.lost.append(_Event(ended, self.event.scale, self.event.calm, self.event.slope))
             self.calm = self.event.calm
         self.event = None
         return ended
@@ -626,9 +613,9 @@ def _early_tolerance(before_n: Numbers, rows: int) -> float:
         if rows == 1:
             tolerances.append(max(LEAST_EARLY, EARLY_CHANGES * size_n.max()))
         noises = [
-            NORMAL * float(np.median(np.abs(bent_n))) / growth * (1 + UNCERTAINTY * EARLY_BENDS / len(bent_n))
-            for growth, bent_n in ((math.sqrt(6), bend_n), (math.sqrt(20), np.abs(np.diff(change_n, 2))))
-            if len(bent_n) >= EARLY_BENDS  # differences of this order hold so many times the noise of a row
+            noise_of(before_n, order) * (1 + UNCERTAINTY * EARLY_BENDS / (len(before_n) - order))
+            for order in (2, 3)
+            if len(before_n) - order >= EARLY_BENDS
         ]
         changes = max(EARLY_CHANGES * change_n.max(), -REBOUND * change_n[-1])
         least = DEVIATIONS[0] / math.sqrt(rows) * min(noises)
@@ -685,24 +672,31 @@ def _rises(steps: bytes, values: bytes, may_grow: bool) -> tuple[Span, ...]:
     if len(known_n) < FEWEST_ROWS:
         return ()
     unit = max(noise_of(known_n), LEAST_NOISE * float(np.ptp(known_n))) / NOISE
-    watch = TrendWatch(math.inf if may_grow else 0.0)
-    found = [*watch.add(step_n[row_n], known_n / unit), *watch.finish()] if unit else []
-    spans = {rise.first: rise.span for rise in found}.values()
-    return tuple(_at_rows(span, row_n)._replace(usual=span.usual * unit) for span in spans)
+    return _spans(TrendWatch(math.inf if may_grow else 0.0), step_n, value_n, row_n, unit) if unit else ()
 
 
-def _at_rows(span: Span, row_n: NDArray[np.int64]) -> Span:
-    """A span of some of the rows of a log, in rows of the log."""
-    end = None if span.end is None else int(row_n[span.end])
-    return span._replace(first=int(row_n[span.first]), last=int(row_n[span.last]), end=end)
+def _spans(
+    watch: TrendWatch, step_n: NDArray[np.int64], value_n: Numbers, row_n: NDArray[np.int64], unit: float = 1.0
+) -> tuple[Span, ...]:
+    """The rises among some rows of a log, whose values are read in this unit; in rows of the log."""
+    found = [*watch.add(step_n[row_n], value_n[row_n] / unit), *watch.finish()]
+    rows: list[int] = row_n.tolist()
+    return tuple(
+        Span(
+            first=rows[rise.first],
+            last=rows[rise.last],
+            usual=rise.usual * unit,
+            ending=rise.ending,
+            end=None if rise.end is None else rows[rise.end],
+        )
+        for rise in {rise.first: rise for rise in found}.values()
+    )
 
 
 @lru_cache(maxsize=512)  # several claims and figures read the same runs
 def _loss_spikes(steps: bytes, losses: bytes) -> tuple[Span, ...]:
-    step_n, loss_n, watch = np.frombuffer(steps, np.int64), np.frombuffer(losses, np.float64), TrendWatch()
-    row_n = _logged(loss_n)
-    found = {rise.first: rise for rise in [*watch.add(step_n[row_n], loss_n[row_n]), *watch.finish()]}
-    return tuple(_at_rows(rise.span, row_n) for rise in found.values())
+    step_n, loss_n = np.frombuffer(steps, np.int64), np.frombuffer(losses, np.float64)
+    return _spans(TrendWatch(), step_n, loss_n, _logged(loss_n))
 
 
 def _logged(loss_n: Numbers) -> NDArray[np.int64]:
