@@ -14,14 +14,7 @@ from scipy import stats
 import planted
 from lab.analysis import findings, points, sensitivity, tables
 from lab.analysis.sensitivity import split
-from lab.analysis.statistics import (
-    Interval,
-    Spread,
-    spread_within,
-    student_t,
-    student_t_of_rows,
-    zones,
-)
+from lab.analysis.statistics import Interval, Spread, spread_within, student_t, zones
 from lab.analysis.text import count
 from lab.core.errors import RequestError
 from studies.claims.curve_summaries import summarize_curves
@@ -207,14 +200,6 @@ def test_intervals_are_student_t():
     interval = student_t([*values, math.nan])
     assert interval[:4] == pytest.approx((np.mean(values), low, high, 4))
     assert str(interval) == "0.170 ± 0.035 (n = 4)"
-
-
-def test_intervals_of_many_rows_have_the_bits_of_one_by_one():
-    draw = np.random.default_rng(0)
-    rows = [draw.normal(size=n).tolist() for n in (0, 1, 3, 5, 9, 3, 20) for _ in range(4)]
-    rows += [[0.1, math.nan, 0.3, 0.2], [math.nan] * 3, [0.1, 0.1, 0.1]]
-    for row, interval in zip(rows, student_t_of_rows(rows), strict=True):
-        assert repr(interval) == repr(student_t(row))
 
 
 def test_below_three_seeds_there_are_values_and_no_interval():

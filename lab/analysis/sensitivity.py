@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,9 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from lab.analysis.crossings import crossing
 from lab.analysis.curves import LR, axis_of, load, named_axis, points, significant, without_single_changes
-from lab.analysis.statistics import student_t, student_t_of_rows
+from lab.analysis.statistics import student_t
 from lab.analysis.text import LEARNING_RATE, NO_AXIS, UNDEFINED, Axis, count, first_to_last, format_value, span
 from lab.core.errors import RequestError, nearest
 from lab.records.imported import TRIAL, is_imported
@@ -86,11 +86,16 @@ def check_window(points: pd.DataFrame, window: Window) -> None:
     Raises:
         RequestError: none has.
     """
-    inside = points[points["lr"].between(*significant(window))]
-    most = inside.groupby("curve")["lr"].nunique().max() if len(inside) else 0
+    most = _most_lrs(points, window)
     if window != WINDOW and most < FEWEST_LRS:
         lrs = ", ".join(map(format_value, sorted(points["lr"].unique().tolist())))
         raise RequestError(f"the window {window} holds {most} learning rates of a curve, and takes {FEWEST_LRS}: {lrs}")
+
+
+def _most_lrs(points: pd.DataFrame, window: Window) -> int:
+    """The number of learning rates inside a window of the curve that has the most there."""
+    inside = points[points["lr"].between(*significant(window))]
+    return int(inside.groupby("curve")["lr"].nunique().max()) if len(inside) else 0
 
 
 def split(curve: pd.DataFrame, low: float = LOW, high: float = HIGH) -> Sensitivity:
@@ -112,8 +117,6 @@ def split(curve: pd.DataFrame, low: float = LOW, high: float = HIGH) -> Sensitiv
 
 def regret(lr: np.ndarray, loss: np.ndarray, low: float = LOW, high: float = HIGH) -> Sensitivity:
     """``split`` of learning rates as rounded by ``significant`` and their losses as made by ``capped``."""
-    if len(lr) < 2:
-        return Sensitivity(math.nan, math.nan, math.nan)
     if len(set(lr)) < len(lr):
         raise ValueError(f"a learning rate has more than one row in {sorted(lr)}")
     floor, ceiling = significant([low, high])
@@ -144,13 +147,10 @@ def judge(points: pd.DataFrame) -> pd.DataFrame:
     loss, at_init, bigram, lr = (points[name].to_numpy(float) for name in ("loss", "loss_at_init", "loss_bigram", "lr"))
     capped_loss = capped(points)
     diverged = (points["status"] == "diverged").to_numpy(dtype=bool) | ~np.isfinite(loss)
-    curve = points.groupby(["curve", "seed"], sort=False).ngroup().to_numpy()
-    ended = np.flatnonzero(~diverged)
-    by_loss = ended[np.lexsort([lr[ended], capped_loss[ended], curve[ended]])]
-    curves, first = np.unique(curve[by_loss], return_index=True)
-    best = np.full((2, curve.max(initial=-1) + 1), math.nan)  # learning rate and loss
-    best[:, curves] = lr[by_loss[first]], capped_loss[by_loss[first]]
-    best_lr, best_loss = best[:, curve]
+    runs = points[["curve", "seed", "lr"]].assign(capped=capped_loss)
+    best = runs[~diverged].sort_values(["capped", "lr"]).drop_duplicates(["curve", "seed"])
+    of_run = runs[["curve", "seed"]].merge(best, how="left", on=["curve", "seed"])
+    best_lr, best_loss = of_run["lr"].to_numpy(float), of_run["capped"].to_numpy(float)
     lost = np.where(np.isnan(bigram), (loss > best_loss + LOST) | (loss > at_init), loss > bigram)
     outcome = np.select([diverged, lost & (lr > best_lr)], ["diverged", "unstable"], "")
     return points.assign(capped=capped_loss, best_lr=best_lr, outcome=outcome)
@@ -168,15 +168,13 @@ def per_seed(points: pd.DataFrame, low: float = LOW, high: float = HIGH) -> pd.D
     frame = judge(points)
     columns = {name: frame[name].tolist() for name in ("arm", "size", "parameters", "curve", "seed")}
     best_lr, lr, loss = frame["best_lr"].tolist(), significant(frame["lr"]), frame["capped"].to_numpy()
-    lost = (frame["outcome"] != "").to_numpy()
+    lost_lr, is_inside = np.where(frame["outcome"] != "", lr, math.nan), (lr >= floor) & (lr <= ceiling)
     rows = []
     for indices in frame.groupby(["curve", "seed"], sort=False).indices.values():
-        lrs, first = lr[indices], indices[0]
-        row: dict[str, Any] = {name: values[first] for name, values in columns.items()}
-        row |= regret(lrs, loss[indices], low, high)._asdict()
-        lowest_lost = crossing(lrs, lost[indices], 0).high
-        row |= {"best_lr": best_lr[first], "eta_div": lowest_lost if lowest_lost < math.inf else math.nan}
-        rows.append({**row, "lrs": int(((lrs >= floor) & (lrs <= ceiling)).sum())})
+        row: dict[str, Any] = {name: values[indices[0]] for name, values in columns.items()}
+        row |= regret(lr[indices], loss[indices], low, high)._asdict()
+        row |= {"best_lr": best_lr[indices[0]], "eta_div": np.fmin.reduce(lost_lr[indices])}
+        rows.append({**row, "lrs": int(is_inside[indices].sum())})
     return pd.DataFrame(rows)
 
 
@@ -234,44 +232,28 @@ def _differences(points: pd.DataFrame, pairs: Iterable[tuple[str, str]], low: fl
         arm: {places[row]: row for row in rows} for arm, rows in points.groupby("arm", sort=False).indices.items()
     }
     places_of = {arm: frozenset(rows) for arm, rows in rows_by_place.items()}
-    measured: dict[Any, dict[Any, dict[Any, Sensitivity]]] = {}
 
+    @cache
     def measure(arm: str, shared: frozenset[int]) -> dict[Any, dict[Any, Sensitivity]]:
         """The parts of sensitivity by size and seed, over the runs that are shared."""
-        if (arm, shared) not in measured:
-            by_curve: dict[tuple[Any, Any], list[int]] = {}
-            for place, row in rows_by_place[arm].items():
-                if place in shared:
-                    by_curve.setdefault((sizes[row], seeds[row]), []).append(row)
-            by_size = measured.setdefault((arm, shared), {})
-            for (size, seed), rows in by_curve.items():
-                by_size.setdefault(size, {})[seed] = regret(lrs[rows], losses[rows], low, high)
-        return measured[arm, shared]
+        by_size: dict[Any, dict[Any, list[int]]] = {}
+        for place, row in rows_by_place[arm].items():
+            if place in shared:
+                by_size.setdefault(sizes[row], {}).setdefault(seeds[row], []).append(row)
+        return {
+            size: {seed: regret(lrs[rows], losses[rows], low, high) for seed, rows in by_seed.items()}
+            for size, by_seed in by_size.items()
+        }
 
-    rows, differences = [], []
+    rows = []
     for first, second in pairs:
-        same = places_of[first] == places_of[second]
-        shared = places_of[first] if same else places_of[first] & places_of[second]
+        shared = places_of[first] & places_of[second]
         left, right = measure(first, shared), measure(second, shared)
         for size in sorted(left):
-            rows.append({"first": first, "second": second, "size": size})
-            differences.append([np.subtract(parts, right[size][seed]) for seed, parts in left[size].items()])
-    intervals = student_t_of_rows([values for both in differences for values in zip(*both, strict=True)])
-    frame = pd.DataFrame(rows, columns=["first", "second", "size"])
-    for index, part in enumerate(PARTS):
-        frame[part] = pd.Series(intervals[index :: len(PARTS)], dtype=object)
-    return frame
-
-
-def _ended_below_init(runs: pd.DataFrame) -> np.ndarray:
-    loss, at_init = runs["loss"].to_numpy(dtype=float), runs["loss_at_init"].to_numpy(dtype=float)
-    below: np.ndarray = np.isfinite(loss) & ~(loss >= at_init)  # true if the initial loss is NaN, which means unknown
-    return below
-
-
-def _best_fine(lr: np.ndarray, loss: np.ndarray, ended_below_init: np.ndarray) -> float:
-    order = np.argsort(lr)
-    return vertex(lr[order], loss[order]) if ended_below_init.any() else math.nan
+            by_seed = [np.subtract(parts, right[size][seed]) for seed, parts in left[size].items()]
+            intervals = [student_t(values) for values in zip(*by_seed, strict=True)]
+            rows.append([first, second, size, *intervals])
+    return pd.DataFrame(rows, columns=["first", "second", "size", *PARTS])
 
 
 def vertex(lr: np.ndarray, loss: np.ndarray) -> float:
@@ -302,11 +284,14 @@ def optima(points: pd.DataFrame, window: Window = WINDOW) -> pd.DataFrame:
         Columns ``arm``, ``parameters``, ``seed``, ``best_lr_fine``, ``spread``; ``window_low`` and ``window_high``, the
         ends of the window ``shifted`` to the optimum; ``sensitivity`` over the learning rates that ran in that window.
     """
-    lr, loss, ended_below_init = significant(points["lr"]), capped(points), _ended_below_init(points)
+    lr, loss = significant(points["lr"]), capped(points)
+    # true if the initial loss is NaN, which means unknown
+    ended_below_init = np.isfinite(loss) & ~(loss >= points["loss_at_init"].to_numpy(dtype=float))
     names = {column: points[column].to_numpy() for column in ("arm", "parameters", "seed")}
     rows = []
     for curve in points.groupby(["curve", "seed"], sort=False).indices.values():
-        fine = _best_fine(lr[curve], loss[curve], ended_below_init[curve])
+        by_lr = curve[np.argsort(lr[curve])]
+        fine = vertex(lr[by_lr], loss[by_lr]) if ended_below_init[curve].any() else math.nan
         low, high = shifted(fine, *window)
         row = {column: values[curve[0]] for column, values in names.items()}
         row |= {"best_lr_fine": fine, "spread": float(np.ptp(loss[curve])), "window_low": low, "window_high": high}
@@ -462,6 +447,4 @@ def with_scaled_steps(study: Study) -> pd.MultiIndex:
 
 def compares_sensitivity(study: Study) -> bool:
     """Whether arms can be compared by sensitivity: with enough learning rates, which mean the same in all arms."""
-    inside = study.points[study.points["lr"].between(*significant(study.window))]
-    lrs = inside.groupby("curve")["lr"].nunique()
-    return len(lrs) > 0 and lrs.max() >= FEWEST_LRS and with_scaled_steps(study).empty
+    return _most_lrs(study.points, study.window) >= FEWEST_LRS and with_scaled_steps(study).empty

@@ -163,23 +163,6 @@ def geometric_mean(values: Iterable[float]) -> Interval:
     return Interval(mean, low, high, logs.n, tuple(math.exp(value) for value in logs.values), logs.error)
 
 
-def student_t_of_rows(rows: Sequence[Sequence[float]]) -> list[Interval]:
-    """``student_t`` of each row, the rows of equal length at once."""
-    intervals: list[Interval | None] = [None] * len(rows)
-    lengths = np.array([len(row) for row in rows])
-    for n in np.unique(lengths[lengths >= FEWEST_SEEDS]).tolist():
-        places = np.flatnonzero(lengths == n).tolist()
-        value_kn = np.array([rows[place] for place in places], dtype=float)
-        mean_k, error_k = value_kn.mean(1), np.sqrt(value_kn.var(1, ddof=1)) / math.sqrt(n)
-        half_k = t_quantile(n - 1) * error_k
-        for place, mean, half, values, error in zip(
-            places, mean_k.tolist(), half_k.tolist(), value_kn.tolist(), error_k.tolist(), strict=True
-        ):
-            if not math.isnan(mean):
-                intervals[place] = Interval.around(mean, half, n, tuple(values), error)
-    return [interval or student_t(row) for interval, row in zip(intervals, rows, strict=True)]
-
-
 def unpaired(first: Iterable[float], second: Iterable[float], level: float = 0.95) -> Interval:
     """Interval of the mean of a first sample minus that of a second, which share no seeds; NaN are left out.
 
