@@ -237,8 +237,7 @@ def trials(study: Study, table: str | None = None) -> Trials:
     groups = _repeats([_description(text) for text in runs["text"].fillna("")], kept)
     noise = noise_of_repeats([losses[group].tolist() for group in groups])
     if noise is None:
-        pairs = [at for at in range(1, len(runs)) if not (kept[at] or kept[at - 1])]
-        noise = noise_of_neighbours([losses[at] - losses[at - 1] for at in pairs])
+        noise = noise_of_neighbours(np.diff(losses)[~kept[1:] & ~kept[:-1]].tolist())
     rows, before = [], list[int]()
     for now in (group for group in groups if kept[group].any()):
         effect = float(losses[now].mean() - losses[before].mean()) if before else math.nan

@@ -74,20 +74,14 @@ class Interval(NamedTuple):
     def _p_at_most(self, bound: float) -> float:
         """One-sided p that the mean is at most this."""
         if math.isnan(self.trials):
-            return self._tail(bound - self.mean)
+            return _tail(bound - self.mean, self.error, self.n - 1)
         return _at_least(self.hits, self.trials, bound + self.minus)
 
     def _p_at_least(self, bound: float) -> float:
         """One-sided p that the mean is at least this."""
         if math.isnan(self.trials):
-            return self._tail(self.mean - bound)
+            return _tail(self.mean - bound, self.error, self.n - 1)
         return _at_least(self.trials - self.hits, self.trials, 1 - bound - self.minus)
-
-    def _tail(self, excess: float) -> float:
-        """The one-sided probability of a mean that exceeds a bound by this much."""
-        if not self.error:
-            return 0.0 if excess < 0 else 1.0
-        return float(scipy.special.stdtr(self.n - 1, excess / self.error))
 
     def __str__(self) -> str:
         return f"{self:±} (n = {self.n})"
@@ -264,6 +258,13 @@ def spread_prior(groups: Iterable[np.ndarray]) -> Spread:
     return Spread(sd, min(2 * half, 2 * float(half_k.sum())))
 
 
+def _tail(excess: float, error: float, freedom: float) -> float:
+    """The one-sided probability of a mean that exceeds a bound by this much."""
+    if not error:
+        return 0.0 if excess < 0 else 1.0
+    return float(scipy.special.stdtr(freedom, excess / error))
+
+
 def _at_least(hits: float, trials: float, share: float) -> float:
     """The probability of at least so many hits in independent trials with this share of hits."""
     if not hits:
@@ -306,15 +307,11 @@ class Difference(NamedTuple):
         Returns:
             The larger p of two one-sided t-tests, against a change of ``margin`` up and down (Schuirmann 1987).
         """
-        if not self.error:
-            return 0.0 if abs(self.mean) < margin else 1.0
-        return float(scipy.special.stdtr(self.freedom, (abs(self.mean) - margin) / self.error))
+        return _tail(abs(self.mean) - margin, self.error, self.freedom)
 
     def p(self, negligible: float = 0.0) -> float:
         """Two-sided p of a t-test that the difference is at most ``negligible`` in size."""
-        if not self.error:
-            return 0.0 if abs(self.mean) > negligible else 1.0
-        return min(1.0, 2 * float(scipy.special.stdtr(self.freedom, (negligible - abs(self.mean)) / self.error)))
+        return min(1.0, 2 * _tail(negligible - abs(self.mean), self.error, self.freedom))
 
 
 def holm(ps: Sequence[float]) -> list[float]:

@@ -187,12 +187,8 @@ def bend_sign(sizes: Iterable[float], values: Iterable[float]) -> int:
     x, y = _logarithms(sizes, values)
     if len(set(x)) < 3 or len(x) < 4:
         return 0
-    powers = np.vander(x - x.mean(), 3)
-    coefficients = np.linalg.lstsq(powers, y, rcond=None)[0]
-    freedom = len(x) - 3
-    scatter = math.sqrt(float(((y - powers @ coefficients) ** 2).sum()) / freedom)
-    error = scatter * math.sqrt(float(np.linalg.inv(powers.T @ powers)[0, 0]))
-    is_straight = abs(coefficients[0]) <= max(t_quantile(freedom) * error, STRAIGHT)
+    coefficients, covariance = np.polyfit(x - x.mean(), y, 2, cov=True)
+    is_straight = abs(coefficients[0]) <= max(t_quantile(len(x) - 3) * math.sqrt(covariance[0, 0]), STRAIGHT)
     return 0 if is_straight else int(math.copysign(1, coefficients[0]))
 
 
@@ -211,9 +207,8 @@ def lr_beyond(lines: Mapping[float, Line], limit: float, sign: int, size: float)
     The search covers the learning rates of the lines; the smallest is the result if all lie beyond.
     """
     lrs = np.array(sorted(lines))
-    predictions = [lines[lr].predict(size) for lr in lrs]
-    together = Prediction(*(np.array(part, dtype=float) for part in zip(*predictions, strict=True)))
-    return beyond(lrs, together, limit, sign)
+    middle, low, high = np.array([lines[lr].predict(size) for lr in lrs], dtype=float).T
+    return beyond(lrs, Prediction(middle, low, high), limit, sign)
 
 
 def crossing_text(crossing: Crossing, spell: Callable[[float], str], first: float, last: float) -> str:
