@@ -681,16 +681,11 @@ def _spans(
     """The rises among some rows of a log, whose values are read in this unit; in rows of the log."""
     found = [*watch.add(step_n[row_n], value_n[row_n] / unit), *watch.finish()]
     rows: list[int] = row_n.tolist()
-    return tuple(
-        Span(
-            first=rows[rise.first],
-            last=rows[rise.last],
-            usual=rise.usual * unit,
-            ending=rise.ending,
-            end=None if rise.end is None else rows[rise.end],
-        )
-        for rise in {rise.first: rise for rise in found}.values()
-    )
+    spans = []
+    for rise in {rise.first: rise for rise in found}.values():
+        end = None if rise.end is None else rows[rise.end]
+        spans.append(Span(rows[rise.first], rows[rise.last], rise.usual * unit, rise.ending, end))
+    return tuple(spans)
 
 
 @lru_cache(maxsize=512)  # several claims and figures read the same runs
