@@ -558,6 +558,13 @@ def test_the_best_over_a_setting_is_taken_where_asked() -> None:
     assert set(from_frame(pd.DataFrame(rows), size="N", best_over="bs").points["arm"]) == {"D 1000000", "D 4000000"}
 
 
+def test_the_best_over_a_rate_is_taken_where_a_setting_is_called_as_the_rate_is() -> None:
+    """``lr`` is what a schedule left of the rate in the last step."""
+    rates = {"learning_rate": [1e-3, 1e-3, 1e-2, 1e-2], "min_lr": [1e-5] * 4, "lr": [1e-5] * 4, "seed": [0, 1] * 2}
+    runs = runs_of(pd.DataFrame({**rates, "loss": [2.0, 2.1, 1.8, 2.2]}), best_over=["learning_rate"])
+    assert sorted(runs["final_val_loss"]) == [1.8, 2.1]
+
+
 @pytest.mark.parametrize("length", ["tokens", "steps"])
 def test_a_best_over_runs_of_unlike_length_is_named(length: str) -> None:
     """Only AdamW has the longest runs, so that the best of each optimizer is of another length."""

@@ -615,7 +615,7 @@ def _rows(
             f"counts one of them, --seed, --arm or --axis COLUMN tells them apart{such_as}"
         )
     loss = losses.where(losses.map(math.isfinite), math.inf).iloc[ended].reset_index(drop=True)
-    alike = runs.groupby([*runs]).ngroup().to_numpy()
+    alike = pd.MultiIndex.from_frame(runs).factorize()[0]  # two columns may have one name
     counted = loss.groupby(alike).idxmin() if keep == "best" else pd.Series(range(len(alike))).groupby(alike).max()
     return sorted([*failed, *ended[counted]])
 
