@@ -98,8 +98,7 @@ def read_recording(path: Path) -> Recording:
         OSError, EOFError: the file cannot be read.
         ValueError: it is not UTF-8.
     """
-    header, rows, losses = dict[str, Any](), dict[int, dict[str, Any]](), dict[int, float]()
-    told, written = dict[int, dict[str, dict[str, Any]]](), dict[int, dict[str, list[str]]]()
+    header, rows = dict[str, Any](), dict[int, dict[str, Any]]()
     is_begun = False
     with files.open_file(path) as file:
         content = files.unpacked(path, file).read(files.LARGEST_FILE + 1)
@@ -118,43 +117,35 @@ def read_recording(path: Path) -> Recording:
         step = row[STEP]
         if is_begun:
             rows = {at: earlier for at, earlier in rows.items() if at < step}
-            losses = {at: earlier for at, earlier in losses.items() if at < step}
-            told = {at: earlier for at, earlier in told.items() if at < step}
-            written = {at: earlier for at, earlier in written.items() if at < step}
             is_begun = False
-        if isinstance(loss := row.get(LOSS), int | float):
-            losses[step] = loss if math.isfinite(loss) else math.inf
-        if SETTINGS in row:
-            told[step] = row.pop(SETTINGS)
-        if WRITTEN in row:
-            written[step] = row.pop(WRITTEN)
-        if not row.keys() <= {STEP, LOSS}:
-            rows[step] = row
-    columns = defaultdict[tuple[str, str], Numbers](lambda: np.full(len(rows), math.nan))
+        rows[step] = rows.get(step, {}) | row
+    rows = dict(sorted(rows.items()))
+    losses = {step: row[LOSS] for step, row in rows.items() if isinstance(row.get(LOSS), int | float)}
+    measured = {step: row for step, row in rows.items() if not row.keys() <= {STEP, LOSS, SETTINGS, WRITTEN}}
+    columns = defaultdict[tuple[str, str], Numbers](lambda: np.full(len(measured), math.nan))
     names = defaultdict[tuple[str, str], dict[int, list[str]]](dict)
-    for index, step in enumerate(sorted(rows)):
-        for name, value in rows[step].items():
+    for index, row in enumerate(measured.values()):
+        for name, value in row.items():
             quantity, _, place = name.partition("/")
             if isinstance(value, int | float) and name != STEP:
                 columns[quantity, place][index] = value if math.isfinite(value) else math.inf
             elif isinstance(value, list) and value and isinstance(value[0], str):
                 names[quantity, place][index] = value
-    steps = sorted(losses)
     return Recording(
         header,
-        np.array(sorted(rows), dtype=np.int64),
+        np.array([*measured], dtype=np.int64),
         dict(columns),
-        np.array(steps, dtype=np.int64),
-        np.array([losses[step] for step in steps], dtype=float),
+        np.array([*losses], dtype=np.int64),
+        np.array([loss if math.isfinite(loss) else math.inf for loss in losses.values()], dtype=float),
         dict(names),
-        _settings(told),
-        dict(sorted(written.items())),
+        _settings({step: row[SETTINGS] for step, row in rows.items() if SETTINGS in row}),
+        {step: row[WRITTEN] for step, row in rows.items() if WRITTEN in row},
     )
 
 
 def _settings(told: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> list[Setting]:
     found, parts = dict[tuple[str, str], Setting](), dict[str, list[str]]()
-    for step, groups in sorted(told.items()):
+    for step, groups in told.items():
         for group, numbers in groups.items():
             parts[group] = numbers.get(OF_PARTS, parts.get(group, []))
             for name, value in numbers.items():
