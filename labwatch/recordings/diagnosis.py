@@ -141,14 +141,10 @@ def _outcome(read: Readings, column: str, signs: Sequence[Sign]) -> str:
 
 def _events(read: Readings, signs: Sequence[Sign]) -> Iterator[tuple[range, list[Sign]]]:
     """The rows that begin and end each event, and its signs; what is less than ``MERGE`` rows apart is one event."""
-    last = len(read.step_m) - 1
     rows = sorted({sign.row for sign in signs} | {read.row_of(rise.first) for rise in read.rises})
-    ends = [row for row, later in zip(rows, [*rows[1:], MERGE + last + 1], strict=False) if later - row >= MERGE]
-    begin = 0
-    for end in ends:
-        first = next(row for row in rows if row >= begin)
-        yield range(first, end + 1), [sign for sign in signs if first <= sign.row <= end]
-        begin = end + 1
+    for row_n in np.split(rows, np.flatnonzero(np.diff(rows) >= MERGE) + 1) if rows else ():
+        of_event = range(row_n[0], row_n[-1] + 1)
+        yield of_event, [sign for sign in signs if sign.row in of_event]
 
 
 def _first(read: Readings, rows: range, signs: list[Sign]) -> Finding:
