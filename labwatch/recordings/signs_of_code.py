@@ -7,10 +7,10 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
-from lab.core.windows import Numbers
 from labwatch.recordings.moves import Move
 from labwatch.recordings.readings import CONSTANT_CHANGE, FEWEST_ROWS, MOST, Readings, Sign, factor, is_harmless
 from labwatch.recordings.recording import OF_LOSS
@@ -73,13 +73,12 @@ def _other_loss(read: Readings, found: Mapping[int, dict[str, list[str]]]) -> It
     Its functions are taken out of those that were found.
     """
     rows = {row: of.pop(OF_LOSS) for row, of in found.items() if OF_LOSS in of}
-    one_row = _one_other(read.column("code", OF_LOSS))
+    one_row = _one_other(read, OF_LOSS)
     if one_row is not None and one_row not in found:
         rows[one_row] = []
     for row, functions in rows.items():
-        if found.get(row) or (
-            row != one_row and _differ_little(functions)
-        ):  # it follows code of parts, or hardly changed
+        has_hardly_changed = row != one_row and _differ_little(functions)
+        if found.get(row) or has_hardly_changed:  # or it follows code of parts
             continue
         move = Move("loss_code", "", row, row + 1, 1.0, 1.0, math.nan)
         changed = {
@@ -106,29 +105,25 @@ def _differ_little(functions: Sequence[str], size: float = 1.0) -> bool:
     return without[0] == without[1] and all(min(each, factor(each / size)) < CONSTANT_CHANGE for each in apart)
 
 
-def _changes_once(rows: Sequence[int]) -> bool:
-    """Whether code that changed in these rows did so once, or once more in the next row, and not among the first."""
-    return bool(rows) and rows[-1] <= rows[0] + 1 and rows[0] >= FEWEST_ROWS - 1
+def _one_change(of_rows: Mapping[int, Collection[Any]]) -> tuple[int, list[str]] | None:
+    """The row in which code, which is written where it changes, did so, and what is gone and new, in words.
 
-
-def _one_other(code_m: Numbers) -> int | None:
-    """The row in which a number that is written where it changes did so."""
-    row_n = np.flatnonzero(np.isfinite(code_m))
-    changed = [int(row) for before, row in pairwise(row_n) if code_m[before] != code_m[row]]
-    return changed[0] if _changes_once(changed) and code_m[row_n[0]] != code_m[row_n[-1]] else None
-
-
-def _one_change(of_rows: Mapping[int, Sequence[str]]) -> tuple[int, list[str]] | None:
-    """The row in which a list that is written where it changes did so, and what is gone and new, in words."""
+    Once, or once more in the next row, and not among the first.
+    """
     told = [(row, {*names}) for row, names in sorted(of_rows.items())]
-    changes = [(row, before, now) for (_, before), (row, now) in pairwise(told) if before != now]
-    if not _changes_once([row for row, *_ in changes]):
+    rows = [row for (_, before), (row, now) in pairwise(told) if before != now]
+    if not rows or rows[-1] > rows[0] + 1 or rows[0] < FEWEST_ROWS - 1:
         return None
-    (row, before, _), (*_, now) = changes[0], changes[-1]
-    if before == now:
-        return None
-    gone, new = sorted(before - now), sorted(now - before)
-    return row, [*(f"no longer {name}" for name in gone), *(f"now {name}" for name in new)]
+    (_, before), (_, now) = told[0], told[-1]
+    words = [*(f"no longer {name}" for name in sorted(before - now)), *(f"now {name}" for name in sorted(now - before))]
+    return (rows[0], words) if words else None
+
+
+def _one_other(read: Readings, place: str) -> int | None:
+    """The row in which the fingerprint of the calls of a part changed."""
+    code_m = read.column("code", place)
+    change = _one_change({int(row): [code_m[row]] for row in np.flatnonzero(np.isfinite(code_m))})
+    return change[0] if change else None
 
 
 def _calls(read: Readings, row: int, places: Collection[str]) -> list[str]:
@@ -144,7 +139,7 @@ def _other_calls(read: Readings, other_functions: Collection[int], reshaped: Col
     """
     found = defaultdict[int, list[str]](list)
     for place in read.recording.places("code"):
-        row, told = _one_other(read.column("code", place)), read.recording.names.get(("functions", place), {})
+        row, told = _one_other(read, place), read.recording.names.get(("functions", place), {})
         is_added = row in told and row == min(told)  # a part that was not used until then
         if row is not None and place != OF_LOSS and not is_added:
             found[row].append(place)
