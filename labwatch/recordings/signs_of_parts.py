@@ -169,12 +169,10 @@ def frozen(read: Readings) -> Iterator[Sign]:
     never = [block for of in read.lists for n, block in enumerate(of) if block not in known and trained & {*of[:n]}]
     if never and not read.takes_turns:
         yield Sign("frozen", 0, never, is_exact=True)
-    for place in () if read.takes_turns else places:
-        is_trained_m = np.isfinite(read.column("grad_rms", place)) & ~(read.column("update_ratio", place) == 0)
-        others_m = np.zeros(len(is_trained_m), dtype=bool)
-        for other in places:
-            others_m |= np.isfinite(read.column("grad_rms", other)) & (other != place)
-        lost = np.flatnonzero(~is_trained_m & others_m & (read.column("lr") != 0))
+    has_pm = np.isfinite([read.column("grad_rms", place) for place in places])
+    for place, has_m in () if read.takes_turns else zip(places, has_pm, strict=True):
+        is_trained_m = has_m & ~(read.column("update_ratio", place) == 0)
+        lost = np.flatnonzero(~is_trained_m & (has_pm.sum(axis=0) > has_m) & (read.column("lr") != 0))
         if len(lost) and not is_trained_m[lost[0] :].any() and is_trained_m[: lost[0]].any():
             yield Sign("frozen", int(lost[0]), [place])
 
@@ -282,8 +280,7 @@ def lost_counts(read: Readings) -> Iterator[Sign]:
     for place in read.recording.places("state_updates"):
         count_m = read.column("state_updates", place)
         for row in (np.flatnonzero(np.diff(count_m) < 0) + 1).tolist():
-            move = Move("state_updates", place, row, row + 1, float(count_m[row]), float(count_m[row - 1]), math.nan)
-            found.setdefault(row, []).append(move)
+            found.setdefault(row, []).append(read.change("state_updates", place, row))
     for row, moves in found.items():
         yield Sign("optimizer", row, [move.place for move in moves], moves, is_exact=True)
 
