@@ -44,11 +44,10 @@ from labwatch.recorder import recorder as recording
 from labwatch.recorder.attention import sampled
 from labwatch.recorder.tally import Known, combined, of_whole
 from labwatch.recordings.diagnosis import diagnose
-from labwatch.recordings.following import GrowingRecording
 from labwatch.recordings.readings import Readings, quantities
 from labwatch.recordings.recording import read_recording
 from labwatch.recordings.signs import CHECKS
-from labwatch.recordings.words import sentence, what_moved
+from labwatch.recordings.words import GrowingRecording, sentence, what_moved
 from small import configs
 from test_engine import compiles
 from test_ranks import ENVIRONMENT, TORCHRUN

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from labwatch.recordings.diagnosis import Finding, causes, diagnose
 from labwatch.recordings.moves import Move
 from labwatch.recordings.reaching import Reach, reaches
 from labwatch.recordings.readings import Change, quantities
-from labwatch.recordings.recording import Recording, read_recording
+from labwatch.recordings.recording import Recording, is_recording, read_recording
 
 MOST, MOST_WEIGHTS = 3, 2  # further moves, and weights, that a line names
 # A deviation from no noise at all is not written as a number, and this is.
@@ -78,6 +78,30 @@ def report(path: Path, levels: Mapping[str, Level]) -> Report:
         "no_level": unknown,
     }
     return Report(findings, found, lines, plain, recording)
+
+
+class GrowingRecording:
+    """A file that may be a recording, to be read again whenever it has grown."""
+
+    def __init__(self, path: Path, levels: Mapping[str, Level]) -> None:
+        self.path, self.levels = path, levels
+        self.size, self.told = -1, set[int]()
+
+    def poll(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield a line, and values for JSON, for what is new since the last call.
+
+        Raises:
+            RequestError: the file cannot be read.
+        """
+        size = self.path.stat().st_size if self.path.is_file() else -1
+        if size == self.size or not is_recording(self.path):
+            return
+        self.size = size
+        found = report(self.path, self.levels)
+        for line, plain in found.found:
+            if plain["step"] not in self.told:
+                self.told.add(plain["step"])
+                yield line, plain
 
 
 def checked(checks: Mapping[str, str]) -> str:

@@ -81,8 +81,8 @@ def watch(given: argparse.Namespace) -> int:
 def _follow(follower: Follower, levels: Mapping[str, Level], command: str | None, *, as_json: bool) -> int:
     """Raise the alarms of a growing log until an interrupt; returns 1 if any was raised, 0 if none."""
     from labwatch.events.following import Alarm
-    from labwatch.recordings.following import GrowingRecording
     from labwatch.recordings.recording import is_recording
+    from labwatch.recordings.words import GrowingRecording
     from labwatch.watch.watching import JUDGED
 
     raised, is_waiting = 0, False
