@@ -74,7 +74,7 @@ def report(path: Path, levels: Mapping[str, Level]) -> Report:
         "not_found": recording.header.get("not_found", []),
         "findings": [values for _, values in found],
         "checks": checks,
-        "reaches": [_plain(reach._asdict()) for reach in coming],
+        "reaches": [{of: finite(value) for of, value in reach._asdict().items()} for reach in coming],
         "no_level": unknown,
     }
     return Report(findings, found, lines, plain, recording)
@@ -143,7 +143,7 @@ def what_moved(finding: Finding) -> str:
     said = str(cause.get("at_start", cause["said"]) if is_from_start else cause["said"]).format(
         parts=listed(finding.parts) if finding.parts else "all parts"
     )
-    deciding = [move for move in finding.moves if move.row == _first_row(finding) and _decides(finding, move)]
+    deciding = [move for move in finding.moves if move.row == finding.moves[0].row and _decides(finding, move)]
     evidence = [_moved(move) for move in deciding[:1] if "of_names" not in cause]
     if finding.weights:
         evidence.append(_first(finding.weights, MOST_WEIGHTS, "more weights"))
@@ -173,10 +173,6 @@ def _first(words: Sequence[str], most: int = MOST, others: str = "more") -> str:
 
 def _is_one(finding: Finding) -> bool:
     return len(finding.as_before) == 1 and not finding.as_before[0].endswith("s")
-
-
-def _first_row(finding: Finding) -> int:
-    return finding.moves[0].row if finding.moves else -1
 
 
 def _decides(finding: Finding, move: Move) -> bool:
@@ -243,9 +239,9 @@ def _plain_finding(finding: Finding, recording: Recording) -> dict[str, Any]:
             "quantity": move.quantity,
             "place": move.place,
             "step": int(recording.step_m[move.row]),
-            "value": move.value,
-            "usual": move.usual,
-            "deviations": move.deviations,
+            "value": finite(move.value),
+            "usual": finite(move.usual),
+            "deviations": finite(move.deviations),
         }
         for move in finding.moves
     ]
@@ -257,11 +253,7 @@ def _plain_finding(finding: Finding, recording: Recording) -> dict[str, Any]:
         "weights": finding.weights,
         "functions": finding.functions,
         "loss_step": finding.loss_step,
-        "moves": list(map(_plain, moves)),
+        "moves": moves,
         "text": capitalized(what_moved(finding)),
         "next": next_look(finding),
     }
-
-
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: finite(value) for name, value in values.items()}
