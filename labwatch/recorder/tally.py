@@ -88,17 +88,14 @@ def combined(name: str, numbers: Iterable[Known], *, of_tensors: bool = False) -
         return Known(math.nan, 0.0)
     probe = _probe_of(name)
     if name in OWN_LARGEST or (probe and (probe.largest or (of_tensors and probe.largest_tensor))):
-        return Known(math.nan if any(map(math.isnan, values)) else max(values), weight)
-    if name in OWN_SUMS:
-        return Known(math.fsum(values), weight)
-    if name in OWN_ROOTS or (probe and probe.is_root):
-        return Known(
-            math.sqrt(
-                math.fsum(value**2 * number.weight for value, number in zip(values, numbers, strict=True)) / weight
-            ),
-            weight,
-        )
-    return Known(math.fsum(number.value * number.weight for number in numbers) / weight, weight)
+        value = math.nan if any(map(math.isnan, values)) else max(values)
+    elif name in OWN_SUMS:
+        value = math.fsum(values)
+    elif name in OWN_ROOTS or (probe and probe.is_root):
+        value = math.sqrt(math.fsum(number.value**2 * number.weight for number in numbers) / weight)
+    else:
+        value = math.fsum(number.value * number.weight for number in numbers) / weight
+    return Known(value, weight)
 
 
 def of_places(known: Mapping[Key, Known]) -> dict[str, dict[str, Known]]:
