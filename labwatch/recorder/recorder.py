@@ -39,6 +39,8 @@ OF_LABELS += ["excess_surprisal", "sample_weight", "sample_weight_rms"]
 OF_LOAD = (routing.expert_load_max, routing.expert_load_cv, routing.dead_experts)
 log = logging.getLogger("lab")
 
+OfUpdates = Settings | Writes | KeptSizes  # what is read at every update
+
 
 def record(
     model: nn.Module,
@@ -112,13 +114,14 @@ class Recorder:
         self.next_step: int | None = first_step  # None once it has ended
         self.measurement: Measurement | None = None
         self.losses: list[tuple[int, Tensor | float]] = []
-        self.sizes_kept = KeptSizes(model, self.parts, self.optimizers) if on_spike else None
         self.settings = Settings(model, self.parts, self.optimizers)
-        self._of_updates = (self.settings, Writes(model, self.parts, self.optimizers))
+        self._of_updates: list[OfUpdates] = [self.settings, Writes(model, self.parts, self.optimizers)]
+        if on_spike:
+            self._of_updates.append(KeptSizes(model, self.parts, self.optimizers))
         self.samples, self.moments = dict[str, Sampled](), dict[str, Moment]()
         self.entries, self.kept, self.paces = dict[str, Tensor](), dict[str, Tensor](), dict[str, float]()
         self.functions, self.calls, self.given = dict[str, set[str]](), dict[str, Counter[str]](), list[str]()
-        self._finalize = weakref.finalize(self, _write_losses, self.losses, self._of_updates, self.sizes_kept, out)
+        self._finalize = weakref.finalize(self, _write_losses, self.losses, self._of_updates, out)
         self._arm()
 
     def step(self, loss: Tensor | float) -> None:
@@ -132,8 +135,6 @@ class Recorder:
         self.losses.append((self.next_step, loss.detach().clone() if isinstance(loss, Tensor) else loss))
         self.next_step += 1
         try:
-            if self.sizes_kept:
-                self.sizes_kept.end_of_update(self.losses[-1][0])
             for each in self._of_updates:
                 each.end_of_update(self.losses[-1][0])
             if self.measurement:
@@ -191,8 +192,6 @@ class Recorder:
         rows: list[dict[str, Any]] = [{"step": int(key.piece), "loss": known.pop(key).value} for key in keys]
         for each in self._of_updates:
             each.add_to(rows)
-        if self.sizes_kept:
-            self.sizes_kept.add_to(rows)
         rows[-1] |= self._of_changes(known, measurement)
         rows[-1] |= _columns(known, self.sizes, measurement.lr, self.parts.expert)
         rows[-1] |= self._of_code(measurement.called) | self._of_experts(rows[-1])
@@ -428,23 +427,14 @@ def _write(rows: Iterable[Mapping[str, Any]], out: Path) -> None:
             file.write(f"{json.dumps({key: _rounded(value) for key, value in row.items()})}\n".encode())
 
 
-def _write_losses(
-    losses: list[tuple[int, Tensor | float]],
-    of_updates: tuple[Settings, Writes],
-    sizes: KeptSizes | None,
-    out: Path,
-) -> None:
+def _write_losses(losses: list[tuple[int, Tensor | float]], of_updates: Iterable[OfUpdates], out: Path) -> None:
     """Write the losses that no measurement has written yet; those of one process, so not of several ranks."""
     with suppress(Exception):  # at the end of a process, even of one that failed
         if losses and not distributed.is_joined():
             rows: list[dict[str, Any]] = [{"step": step, "loss": float(loss)} for step, loss in losses]
             for each in of_updates:
                 each.add_to(rows)
-            if sizes:
-                sizes.add_to(rows)
             _write(rows, out)
         losses.clear()
     for each in of_updates:
         each.hooks.close()
-    if sizes:
-        sizes.hooks.close()
