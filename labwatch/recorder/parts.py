@@ -86,7 +86,7 @@ def find_parts(model: nn.Module) -> Parts:
             norms = {f"{outer}.{name}" for name, child in beside.items() if "Norm" in type(child).__name__}
             of_embedding |= {outer, *norms}
     heads = [
-        (name, part)
+        part
         for name, part in model.named_modules()
         if _last(name) in names()["heads"] and not list(part.children()) and not block_of(name)
     ]
@@ -108,7 +108,7 @@ def find_parts(model: nn.Module) -> Parts:
         _outer(model, list(found)),
         blocks,
         routers,
-        heads[-1][1] if heads else None,
+        heads[-1] if heads else None,
         where,
         expert,
         stacked,

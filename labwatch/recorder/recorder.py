@@ -389,11 +389,10 @@ def _names_of_faulty(known: Mapping[Key, Known]) -> dict[str, list[str]]:
     """
     unclipped = "unclipped" if any(key.name == "unclipped" for key in known) else "backward"
     spoiled = any(key.name == unclipped and not math.isfinite(value) for key, (value, _) in known.items())
+    what_of = {unclipped: "gradient", "grad_rms": "gradient", "param_rms": "weight", "step_rms": "update"}
     found = defaultdict[str, list[str]](list)
     for key, (value, weight) in known.items():
-        what = {unclipped: "gradient", "grad_rms": "gradient", "param_rms": "weight", "step_rms": "update"}.get(
-            key.name
-        )
+        what = what_of.get(key.name)
         if key.name == "buffer_written" and value:
             found[f"{key.name}/{key.where}"].append(key.piece)
         elif key.name == "no_gradient":
