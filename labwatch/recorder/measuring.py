@@ -187,16 +187,7 @@ class Measurement:
         for module in self.parts.outer:
             if module._compiled_call_impl is not None:  # hooks would be compiled with the module
                 call = module._compiled_call_impl
-
-                def compiled(
-                    *args: Any, module: nn.Module = module, call: Callable[..., Any] = call, **kwargs: Any
-                ) -> Any:
-                    self._shadow(module, args, kwargs)
-                    output = call(*args, **kwargs)
-                    self._await_backward(output)
-                    return output
-
-                module._compiled_call_impl = compiled
+                module._compiled_call_impl = partial(self._call_compiled, module, call)
                 self.hooks.callback(setattr, module, "_compiled_call_impl", call)
             else:
                 self.hooks.callback(module.register_forward_pre_hook(self._shadow, with_kwargs=True).remove)
@@ -204,6 +195,12 @@ class Measurement:
                 self.hooks.callback(hook.remove)
             if _is_compiled(module):
                 return
+
+    def _call_compiled(self, module: nn.Module, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        self._shadow(module, args, kwargs)
+        output = call(*args, **kwargs)
+        self._await_backward(output)
+        return output
 
     def _shadow(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not self.is_shadow and torch.is_grad_enabled():
@@ -536,14 +533,13 @@ class Measurement:
                 x.register_hook(lambda _: self._queue())  # type: ignore[no-untyped-call]
 
     def _queue(self) -> None:
-        if (
-            not self.is_queued and not GRAD.running
-        ):  # once more from within, to come after what averages gradients over ranks
+        if not self.is_queued and not GRAD.running:
             self.is_queued = True
             if not self.has_begun:
                 self._keep_gradients("left")
                 self.has_begun = True
             engine: Any = Variable._execution_engine
+            # once more from within, to come after what averages gradients over ranks
             engine.queue_callback(lambda: engine.queue_callback(self._after_backward))
 
     def _after_backward(self) -> None:
