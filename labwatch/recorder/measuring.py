@@ -115,7 +115,7 @@ class Measurement:
         kept: dict[str, Tensor],
         scaler: Any = None,
     ) -> None:
-        self.model, self.parts, self.optimizers, self.scaler = model, parts, optimizers, scaler
+        self.model, self.parts, self.scaler = model, parts, scaler
         self.settings, self.samples, self.moments, self.entries, self.kept = settings, samples, moments, entries, kept
         self.called = Called(model, parts)
         self.rows = 1  # of the batch
@@ -615,7 +615,7 @@ class Measurement:
 
     @guarded
     def _before_update(self, optimizer: torch.optim.Optimizer) -> None:
-        for name, weight, group in self._of(optimizer):
+        for name, weight, of_group, group in self._of(optimizer):
             self.lr = _rate(group) if self.lr is None else self.lr
             w, g = _whole_or_shard(weight), _whole_or_shard(weight.grad)
             if weight.grad is None and name in self.samples:
@@ -624,8 +624,8 @@ class Measurement:
                 continue
             scale = getattr(optimizer, "grad_scale", None)  # of a fused optimizer, which divides by it itself
             g = g if scale is None else g / scale
-            self._follow(name, w, self.number_of[id(optimizer)], group, weight.dtype)
-            self._follow_moment(name, w, optimizer, optimizer.state.get(weight, {}), group)
+            self._follow(name, w, of_group, group, weight.dtype)
+            self._follow_moment(name, w, of_group, optimizer.state.get(weight, {}), group)
             self._add(name, "param_rms", updates.param_rms({name: w}), w)
             self._add(name, "grad_rms", updates.grad_rms({name: g}), g)
             self._compare(name, g, "update")
@@ -638,13 +638,14 @@ class Measurement:
             if not _is_adam(optimizer, group):
                 self.before[name] = _sample(w).clone()
 
-    def _follow(self, name: str, w: Tensor, optimizer: int, group: Mapping[str, Any], dtype: torch.dtype) -> None:
+    def _follow(
+        self, name: str, w: Tensor, of_group: tuple[int, int], group: Mapping[str, Any], dtype: torch.dtype
+    ) -> None:
         """Take entries of a weight before an update, and measure how far they are from where they were taken last."""
         if not w.numel():
             return
         now, own = w.flatten()[self._entries(name, w)], rate(group)
-        index = _index(self.optimizers[optimizer], group)
-        travelled = self.settings.travelled[optimizer, index] - own  # up to this update, which is not made yet
+        travelled = self.settings.travelled[of_group] - own  # up to this update, which is not made yet
         if (in_pass := self.of_pass.pop(name, None)) is not None:  # later updates of a step have moved it
             self._add(name, "weights_in_pass", {name: (in_pass == now).double().mean()}, now)
         last = self.samples.get(name)
@@ -661,7 +662,7 @@ class Measurement:
         self.samples[name] = Sampled(now, travelled)
 
     def _follow_moment(
-        self, name: str, w: Tensor, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], group: Mapping[str, Any]
+        self, name: str, w: Tensor, of_group: tuple[int, int], state: Mapping[str, Any], group: Mapping[str, Any]
     ) -> None:
         """Measure in how many entries the second moment has kept what updates since the last one leave of it."""
         if isinstance(made := state.get("step"), Tensor | int | float):
@@ -669,18 +670,14 @@ class Measurement:
         square, last = _second_moment(state, w), self.moments.get(name)
         kept = log_kept(group)
         if square is not None and last is not None and kept is not None:
-            decayed = self._decayed(optimizer, group) - kept  # without this update
+            decayed = self.settings.decayed[of_group] - kept  # without this update
             least_e = LEAST_KEPT * math.exp(decayed - last.decayed) * last.values
             is_kept_e = square.flatten()[self.entries[name]] >= least_e
             self._add(name, "state_kept", {name: is_kept_e.double().mean()}, is_kept_e)
 
-    def _decayed(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> float:
-        number = self.number_of[id(optimizer)]
-        return self.settings.decayed[number, _index(optimizer, group)]
-
     @guarded
     def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        for name, weight, group in self._of(optimizer):
+        for name, weight, of_group, group in self._of(optimizer):
             w, g, state = _whole_or_shard(weight), _whole_or_shard(weight.grad), optimizer.state.get(weight, {})
             if w is None or g is None:
                 continue
@@ -699,7 +696,7 @@ class Measurement:
                     self.tally.add(Key(of, self.parts.where[name], name), number)
             lr, square = _rate(group), _whole_or_shard(state.get("exp_avg_sq"))
             if name in self.entries and (moment := _second_moment(state, w)) is not None:
-                self.moments[name] = Moment(moment.flatten()[self.entries[name]], self._decayed(optimizer, group))
+                self.moments[name] = Moment(moment.flatten()[self.entries[name]], self.settings.decayed[of_group])
             betas, made = group.get("betas", ()), state.get("step", group.get("step"))
             if square is not None and square.shape == g.shape and len(betas) == 2 and made is not None:
                 unbias1, unbias2 = (1 - beta ** float(made) for beta in betas)
@@ -721,12 +718,13 @@ class Measurement:
             if lr or _is_adam(optimizer, group):
                 self._add(name, "update_rms", {name: update_rms}, direction)
 
-    def _of(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor, Mapping[str, Any]]]:
-        """The weights of an optimizer, by their names, with their groups."""
-        for group in optimizer.param_groups:
+    def _of(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor, tuple[int, int], Mapping[str, Any]]]:
+        """The weights of an optimizer: their names, the weights, the numbers of optimizer and group, and the group."""
+        optimizer_number = self.number_of[id(optimizer)]
+        for number, group in enumerate(optimizer.param_groups):
             for weight in group["params"]:
                 if id(weight) in self.name_of:
-                    yield self.name_of[id(weight)], weight, group
+                    yield self.name_of[id(weight)], weight, (optimizer_number, number), group
 
     def _add(self, name: str, of: str, value: Mapping[str, Tensor], measured: Tensor) -> None:
         """Keep a number of a weight, and of each expert that it holds or belongs to."""
@@ -795,11 +793,6 @@ def _rate(group: Mapping[str, Any]) -> float | None:
     """The learning rate; None of an optimizer that finds one itself."""
     rate = group.get("lr")
     return None if rate is None else float(rate)
-
-
-def _index(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> int:
-    """The number of a group."""
-    return next(number for number, of in enumerate(optimizer.param_groups) if of is group)
 
 
 def _is_adam(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:
