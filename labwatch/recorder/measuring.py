@@ -626,15 +626,15 @@ class Measurement:
             g = g if scale is None else g / scale
             self._follow(name, w, of_group, group, weight.dtype)
             self._follow_moment(name, w, of_group, optimizer.state.get(weight, {}), group)
-            self._add(name, "param_rms", updates.param_rms({name: w}), w)
-            self._add(name, "grad_rms", updates.grad_rms({name: g}), g)
+            self._add(name, "param_rms", updates.param_rms({name: w})[name], w)
+            self._add(name, "grad_rms", updates.grad_rms({name: g})[name], g)
             self._compare(name, g, "update")
             sampled = {name: _sample(g)}
             if isinstance(group.get("eps"), int | float):  # Adafactor has two
-                self._add(name, "grad_below_eps", updates.grad_below_eps(sampled, group["eps"]), g)
+                self._add(name, "grad_below_eps", updates.grad_below_eps(sampled, group["eps"])[name], g)
                 self.tally.add(Key("eps", self.parts.where[name], name), float(group["eps"]))
             for measure in OF_SAMPLED_GRADIENT:
-                self._add(name, measure.__name__, measure(sampled), g)
+                self._add(name, measure.__name__, measure(sampled)[name], g)
             if not _is_adam(optimizer, group):
                 self.before[name] = _sample(w).clone()
 
@@ -647,17 +647,17 @@ class Measurement:
         now, own = w.flatten()[self._entries(name, w)], rate(group)
         travelled = self.settings.travelled[of_group] - own  # up to this update, which is not made yet
         if (in_pass := self.of_pass.pop(name, None)) is not None:  # later updates of a step have moved it
-            self._add(name, "weights_in_pass", {name: (in_pass == now).double().mean()}, now)
+            self._add(name, "weights_in_pass", (in_pass == now).double().mean(), now)
         last = self.samples.get(name)
         if last is not None:
-            self._add(name, "moved", {name: per_run_rms((now - last.values)[None])}, now)
+            self._add(name, "moved", per_run_rms((now - last.values)[None]), now)
             larger = torch.maximum(per_run_rms(now[None]), per_run_rms(last.values[None]))
-            self._add(name, "followed_rms", {name: larger}, now)
+            self._add(name, "followed_rms", larger, now)
             has_moved = now != last.values
             if dtype is torch.float32:
                 is_rounded = has_moved & (now.view(torch.int32) % 2**DIGITS_LOST == 0)
                 share = is_rounded.sum() / has_moved.sum()
-                self._add(name, "weights_rounded", {name: torch.where(has_moved.any(), share, 1.0)}, now)
+                self._add(name, "weights_rounded", torch.where(has_moved.any(), share, 1.0), now)
         self.travelled[name] = (math.nan if last is None else travelled - last.travelled, own)
         self.samples[name] = Sampled(now, travelled)
 
@@ -673,7 +673,7 @@ class Measurement:
             decayed = self.settings.decayed[of_group] - kept  # without this update
             least_e = LEAST_KEPT * math.exp(decayed - last.decayed) * last.values
             is_kept_e = square.flatten()[self.entries[name]] >= least_e
-            self._add(name, "state_kept", {name: is_kept_e.double().mean()}, is_kept_e)
+            self._add(name, "state_kept", is_kept_e.double().mean(), is_kept_e)
 
     @guarded
     def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -684,14 +684,14 @@ class Measurement:
             is_lost = torch.zeros((), dtype=torch.bool, device=w.device)
             if name in self.samples:
                 values, now = self.samples[name].values, w.flatten()[self.entries[name]]
-                self._add(name, "followed_step", {name: per_run_rms((now - values)[None])}, values)
+                self._add(name, "followed_step", per_run_rms((now - values)[None]), values)
                 sign = g.flatten()[self.entries[name]].sign()
                 is_same = now == values
                 is_lost = is_same.all() & sign.any()  # written to a copy, or nowhere
                 against = (values - now).sign() * sign
                 if weight.dtype.itemsize < 4:
                     share = torch.where(sign.any(), (is_same * sign.abs()).sum() / sign.abs().sum(), 0.0)
-                    self._add(name, "updates_lost", {name: share}, values)
+                    self._add(name, "updates_lost", share, values)
                 for of, number in (("against_gradient", against.sum()), ("with_signs", against.abs().sum())):
                     self.tally.add(Key(of, self.parts.where[name], name), number)
             lr, square = _rate(group), _whole_or_shard(state.get("exp_avg_sq"))
@@ -700,9 +700,9 @@ class Measurement:
             betas, made = group.get("betas", ()), state.get("step", group.get("step"))
             if square is not None and square.shape == g.shape and len(betas) == 2 and made is not None:
                 unbias1, unbias2 = (1 - beta ** float(made) for beta in betas)
-                self._add(name, "moment_ratio", updates.moment_ratio({name: g}, {name: square}, unbias2), g)
+                self._add(name, "moment_ratio", updates.moment_ratio({name: g}, {name: square}, unbias2)[name], g)
                 sampled = {name: _sample(g)}, {name: _sample(square)}
-                self._add(name, "moment_outliers", updates.moment_outliers(*sampled, unbias2), g)
+                self._add(name, "moment_outliers", updates.moment_outliers(*sampled, unbias2)[name], g)
             if _is_adam(optimizer, group):
                 mean = _whole_or_shard(state["exp_avg"])
                 direction = (mean / unbias1) / ((square / unbias2).sqrt() + group["eps"])
@@ -714,9 +714,9 @@ class Measurement:
                 update_rms = step_rms / lr if lr else step_rms
             else:
                 continue
-            self._add(name, "step_rms", {name: step_rms}, direction)
+            self._add(name, "step_rms", step_rms, direction)
             if lr or _is_adam(optimizer, group):
-                self._add(name, "update_rms", {name: update_rms}, direction)
+                self._add(name, "update_rms", update_rms, direction)
 
     def _of(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor, tuple[int, int], Mapping[str, Any]]]:
         """The weights of an optimizer: their names, the weights, the numbers of optimizer and group, and the group."""
@@ -726,16 +726,14 @@ class Measurement:
                 if id(weight) in self.name_of:
                     yield self.name_of[id(weight)], weight, (optimizer_number, number), group
 
-    def _add(self, name: str, of: str, value: Mapping[str, Tensor], measured: Tensor) -> None:
+    def _add(self, name: str, of: str, value: Tensor, measured: Tensor) -> None:
         """Keep a number of a weight, and of each expert that it holds or belongs to."""
         place = self.parts.where[name]
-        self.tally.add(Key(of, place, name), value[name], measured.numel())
+        self.tally.add(Key(of, place, name), value, measured.numel())
         if of not in OF_WEIGHTS:
             return
         if name in self.parts.expert:
-            self.tally.add(
-                Key(f"expert_{of}", place, f"{self.parts.expert[name]}/{name}"), value[name], measured.numel()
-            )
+            self.tally.add(Key(f"expert_{of}", place, f"{self.parts.expert[name]}/{name}"), value, measured.numel())
         elif name in self.parts.stacked and len(measured[0]) == self.parts.routers[place].experts:  # no shard of them
             for expert, rms in enumerate(per_run_rms(measured[0])):
                 self.tally.add(Key(f"expert_{of}", place, f"{expert}/{name}"), rms, measured[0, 0].numel())
