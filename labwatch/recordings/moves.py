@@ -89,11 +89,9 @@ def moves_of(quantity: str, place: str, value_m: Numbers, settled: int = 0) -> I
         end = n + (int(near_n[0]) if len(near_n) else len(away_n) - (not away_n[-1]))
         farthest = float(sign * np.max(sign * log_n[n : min(end, n + USUAL)]))
         last = int(row_n[end - 1]) + 1
-        yield Move(
-            *(quantity, place, int(row_n[n]), last),
-            *(0.0 if farthest <= math.log(TINY) else math.exp(farthest), math.exp(usual_n[n])),
-            float(size_n[n]) / noise if noise else math.inf,
-        )
+        value = 0.0 if farthest <= math.log(TINY) else math.exp(farthest)
+        deviations = float(size_n[n]) / noise if noise else math.inf
+        yield Move(quantity, place, int(row_n[n]), last, value, math.exp(usual_n[n]), deviations)
         earlier.append(n)
         at = end + (USUAL // 2 + 1) * (end - n > USUAL // 2)  # the median is that of the move until then
         at = min(at, n + MERGE)  # what lasts longer has become usual
