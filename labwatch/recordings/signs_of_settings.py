@@ -55,8 +55,12 @@ def changed_settings(read: Readings) -> Iterator[Sign]:
     places = {place for setting in settings for place in setting.parts}
     rates = [setting for setting in settings if setting.name == "lr" and setting.step_n]
     for setting in settings:
-        of_schedule = (*_ended_early(setting, last), *_beyond_peak(setting), *_goes_away(read, setting))
-        for change in (*_jumps(setting, last), *of_schedule, *_leaves_others(setting, rates)):
+        of_setting = [*_jumps(setting, last)]
+        if setting in rates:
+            of_setting += [*_ended_early(setting, last), *_beyond_peak(setting), *_leaves_others(setting, rates)]
+        else:
+            of_setting += _goes_away(read, setting)
+        for change in of_setting:
             if setting.name == MAX_NORM:  # which is read at measured updates alone
                 change = change._replace(since=int(read.step_m[read.row_of(change.step) - 1]))
             if places <= {*change.parts}:
@@ -117,8 +121,6 @@ def _highest_later(setting: Setting) -> list[float]:
 
 def _ended_early(setting: Setting, last: int) -> Iterator[Change]:
     """Where a rate that has ended before the run began to fall so fast, or after it had been constant for long."""
-    if setting.name != "lr" or not setting.value_n:
-        return
     peak = int(np.argmax(setting.value_n))
     pairs = list(zip(setting.step_n[peak:], setting.value_n[peak:], strict=True))
     end = next((n for n, (_, value) in enumerate(pairs) if value <= ENDED_RATE * pairs[0][1]), None)
@@ -140,8 +142,8 @@ def _ended_early(setting: Setting, last: int) -> Iterator[Change]:
 
 def _beyond_peak(setting: Setting) -> Iterator[Change]:
     """Where a rate that had risen no more begins to rise far above its peak."""
-    highest, calm_since, later_n = 0.0, min(setting.step_n, default=0), _highest_later(setting)
-    pairs = list(zip(setting.step_n, setting.value_n, strict=True)) if setting.name == "lr" else []
+    highest, calm_since, later_n = 0.0, setting.step_n[0], _highest_later(setting)
+    pairs = zip(setting.step_n, setting.value_n, strict=True)
     for number, ((since, before), (step, value)) in enumerate(pairwise(pairs), 1):
         highest = max(highest, before)
         if value > before:
@@ -156,7 +158,7 @@ def _goes_away(read: Readings, setting: Setting) -> Iterator[Change]:
 
     A weight decay may end with the rate.
     """
-    if setting.name in ("lr", *SWITCHES, STATES_LOST, UPDATES) or len(setting.value_n) < 2:
+    if setting.name in (*SWITCHES, STATES_LOST, UPDATES) or len(setting.value_n) < 2:
         return
     (begin, step), (before, value) = setting.step_n[:2], setting.value_n[:2]
     way_n = setting.value_n[::-1] if setting.name == MAX_NORM and value < before else setting.value_n
@@ -168,8 +170,6 @@ def _goes_away(read: Readings, setting: Setting) -> Iterator[Change]:
 
 def _leaves_others(setting: Setting, rates: Sequence[Setting]) -> Iterator[Change]:
     """Where the rate of a group jumps and those of other groups do not, though a schedule had moved all alike."""
-    if setting.name != "lr":
-        return
     pairs = list(zip(setting.step_n, setting.value_n, strict=True))
     for number, ((since, before), (step, value)) in enumerate(pairwise(pairs), 1):
         if step - since > 1 or not before or not value or factor(value / before) <= RATE_APART:
