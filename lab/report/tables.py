@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from lab.analysis.crossings import rate_text
@@ -36,24 +37,19 @@ def sensitivities(study: Study) -> pd.DataFrame:
             f"sensitivities takes a Study, which study(FOLDER) makes of a results folder and from_frame(TABLE) of a "
             f"table, and no {type(study).__name__}"
         )
+    seeds = study.seeds.assign(eta_div=study.seeds["eta_div"].mask(_untrained(study, study.seeds)))
+    of_curve = seeds.groupby("curve", sort=False)
     numbers = _flat(study.curves.drop(columns=["best_lr", "eta_div"]))
+    n = numbers.pop("n")
     for name in ("best_lr", "eta_div"):
-        is_undefined = _untrained(study) & (name == "eta_div")
-        pairs = zip(study.curves[name], is_undefined, strict=True)
-        seeds = [pd.Series([] if undefined else values, dtype=float) for values, undefined in pairs]
-        ends = {
-            "least": [seeds_of.min() for seeds_of in seeds],
-            "greatest": [seeds_of.max() for seeds_of in seeds],
-            "seeds": [seeds_of.count() for seeds_of in seeds],
-        }
-        numbers = numbers.assign(**{f"{name}_{end}": values for end, values in ends.items()})
-    return numbers[[*numbers.columns.drop("n"), "n"]]
+        for end, reduced in {"least": "min", "greatest": "max", "seeds": "count"}.items():
+            numbers[f"{name}_{end}"] = of_curve[name].agg(reduced).to_numpy()
+    return numbers.assign(n=n)
 
 
-def _untrained(study: Study) -> pd.Series:
-    """Whether no run of each curve ended better than the bigram model."""
-    index = pd.MultiIndex.from_frame(study.curves[["arm", "size"]])
-    return pd.Series(index.isin(untrained(study.points)), study.curves.index)
+def _untrained(study: Study, rows: pd.DataFrame) -> np.ndarray:
+    """Whether no run of the arm and size of each row ended better than the bigram model."""
+    return pd.MultiIndex.from_frame(rows[["arm", "size"]]).isin(untrained(study.points))
 
 
 def _part_names(study: Study) -> dict[str, str]:
@@ -70,7 +66,7 @@ def sensitivities_as_text(study: Study) -> pd.DataFrame:
             "parameters": _sizes(study, curves),
             **{name: curves[part].map("{:±}".format) for part, name in _part_names(study).items()},
             f"best {study.along.short}": curves["best_lr"].map(span),
-            "eta_div": curves["eta_div"].map(span).mask(_untrained(study), UNDEFINED),
+            "eta_div": curves["eta_div"].map(span).mask(_untrained(study, curves), UNDEFINED),
             "n": curves["total"].map(lambda interval: interval.n),
         }
     )
@@ -160,32 +156,21 @@ def _loss_cell(seeds: pd.DataFrame) -> str:
 
 def lost(study: Study) -> pd.DataFrame:
     """A row per run that diverged or failed."""
-    diverged, failed = study.points[study.points["outcome"] == "diverged"], study.failed
-    diverged_cells = {
-        "run": diverged["id"],
-        "arm": diverged["arm"],
-        "parameters": diverged["parameters"],
-        "LR": diverged["lr"],
-        "seed": diverged["seed"],
-        "outcome": diverged["outcome"],
-        "final loss": diverged["loss"].map("{:.3f}".format),
-        "from step": diverged["diverged_at"],
-        "reason": study.records.runs.set_index("id").loc[diverged["id"], "reason"],
-    }
-    failed_cells = {
-        "run": failed["id"],
-        "arm": failed["intervention"],
-        "parameters": parameters(failed),
-        "LR": [UNDEFINED] * len(failed) if study.along == NO_AXIS else failed[axis_of(study.runs)],
-        "seed": failed["seed"],
-        "outcome": failed["status"],
-        "final loss": failed["final_val_loss"],
-        "from step": failed["diverged_at"],
-        "reason": failed["reason"],
-    }
-    columns = {name: [*cells, *failed_cells[name]] for name, cells in diverged_cells.items()}
-    table = pd.DataFrame({name: list(map(_config_text, cells)) for name, cells in columns.items()})
-    return table.drop(columns="LR") if study.along == NO_AXIS else table.rename(columns={"LR": study.along.short})
+    diverged, failed, axis = study.points[study.points["outcome"] == "diverged"], study.failed, axis_of(study.runs)
+    diverged = diverged.assign(
+        loss=diverged["loss"].map("{:.3f}".format), reason=diverged["id"].map(study.runs.set_index("id")["reason"])
+    )
+    failed = failed.assign(
+        arm=failed["intervention"],
+        parameters=parameters(failed),
+        lr=failed[axis] if axis else UNDEFINED,
+        outcome=failed["status"],
+        loss=failed["final_val_loss"],
+    )
+    columns = ["id", "arm", "parameters", "lr", "seed", "outcome", "loss", "diverged_at", "reason"]
+    titles = {"id": "run", "lr": study.along.short, "loss": "final loss", "diverged_at": "from step"}
+    table = pd.DataFrame({name: list(map(_config_text, [*diverged[name], *failed[name]])) for name in columns})
+    return table.drop(columns=[] if axis else "lr").rename(columns=titles)
 
 
 def arms(study: Study) -> pd.DataFrame:
