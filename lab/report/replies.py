@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,18 +43,15 @@ def recipe_of(study: Study) -> Mapping[str, str | float]:
 def reference_arm(factors: Factors, recipe: Mapping[str, str | float]) -> str:
     """The arm that is most like the default recipe.
 
+    In most of its settings it has the recipe's value, or else the nearest one that was run.
+
     Args:
         factors: the settings in which each arm differs, as ``curves.arm_factors`` gives them.
         recipe: the recipe, as ``default_recipe`` gives it.
     """
-    return max(factors, key=lambda arm: len(_usual(factors, recipe)[arm]))  # of equals the first
-
-
-def _usual(factors: Factors, recipe: Mapping[str, str | float]) -> dict[str, set[str]]:
-    """The keys in which each arm has the recipe's value, or the nearest one that was run; by arm."""
     keys = next(iter(factors.values()))
-    values = {key: nearest([factors[arm][key] for arm in factors], recipe.get(key)) for key in keys}
-    return {arm: {key for key in keys if factors[arm][key] == values[key]} for arm in factors}
+    usual = {key: nearest([factors[arm][key] for arm in factors], recipe.get(key)) for key in keys}
+    return max(factors, key=lambda arm: sum(factors[arm][key] == usual[key] for key in keys))  # of equals the first
 
 
 def nearest(values: list[Hashable], usual: Hashable) -> Hashable:
@@ -177,30 +174,24 @@ def _no_sensitivity(study: Study, contrast: Contrast) -> str:
 
 def compared(study: Study, sweeps: Collection[str]) -> list[Contrast]:
     """The quantities that these sweeps ask about, or else the first that these runs have; for every arm."""
-    asked = [
-        contrast
-        for measure in MEASURES
-        if set(sweeps) & set(measure.asked_by)
-        for contrast in _measured(study, measure)
-    ]
-    if asked:
+    if asked := list(_measured(study, sweeps)):
         return asked
     for module in shelf.modules("answer"):
         if hasattr(module, "contrasts") and (found := module.contrasts(study)):
             return list(found)
-    general = (
-        contrast for measure in MEASURES if ANY_SWEEP in measure.asked_by for contrast in _measured(study, measure)
-    )
-    return [contrast] if (contrast := next(general, None)) else []
+    return list(islice(_measured(study, [ANY_SWEEP]), 1))
 
 
-def _measured(study: Study, measure: Measure) -> Iterator[Contrast]:
-    points = measure.points(study)
-    name = capitalized(measure.name.format(axis=study.along))
-    window = f" from {study.window}" if study.window != WINDOW and name == capitalized(study.along.sensitivity) else ""
-    measure = measure._replace(name=f"{name}{window}")
-    if len(points):
-        contrast = contrasts.contrast(measure, points, _reference(study, measure, points), study.window)
+def _measured(study: Study, sweeps: Collection[str]) -> Iterator[Contrast]:
+    """Yield the quantities that these sweeps ask about and these runs have."""
+    for measure in (measure for measure in MEASURES if set(sweeps) & set(measure.asked_by)):
+        points = measure.points(study)
+        if points.empty:
+            continue
+        name = capitalized(measure.name.format(axis=study.along))
+        is_windowed = study.window != WINDOW and name == capitalized(study.along.sensitivity)
+        named = measure._replace(name=f"{name} from {study.window}" if is_windowed else name)
+        contrast = contrasts.contrast(named, points, _reference(study, measure, points), study.window)
         if any(cell.n for cells in contrast.levels.values() for cell in cells.values()):
             yield contrast
 
