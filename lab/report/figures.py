@@ -120,10 +120,7 @@ def best_loss_with_size(records: Records, runs: pd.DataFrame) -> Sheet:
         sizes: dict[Any, pd.DataFrame] = dict(list(best_of_arm.groupby("size")))
         for axes, value, quantity in ((losses, "capped", BEST_LOSS), (rates, "lr", best_value)):
             seeds = [group[value].to_numpy(dtype=float) for group in sizes.values()]
-            texts = [
-                hover.HoverText(group).point(slice(None), quantity, of_size)
-                for group, of_size in zip(sizes.values(), seeds, strict=True)
-            ]
+            texts = [hover.text(group, quantity, of_size) for group, of_size in zip(sizes.values(), seeds, strict=True)]
             panels.mean_line(axes, list(sizes), seeds, quantity, texts, **look, markersize=5)
         _extrapolate(losses, best_of_arm, look)
     for axes in (losses, rates):
@@ -341,7 +338,7 @@ def _dot(curve: Any, part: str, runs: pd.DataFrame) -> Dot:
     axis = style.axis()
     name = axis.sensitivity if part == "total" else f"{axis.sensitivity}, {axis.above}"
     quantity = Quantity(name, "nats/token")
-    return Dot(interval, hover.HoverText(of_curve).point(slice(None), quantity, np.array(interval.values)))
+    return Dot(interval, hover.text(of_curve, quantity, np.array(interval.values)))
 
 
 @figure("loss_over_steps")

@@ -122,7 +122,7 @@ def _dots(axes: Axes, table: pd.DataFrame, colour: str, name: str, quantity: Qua
     for batch, column in zip(batches, table, strict=True):
         seeds = table[column].dropna().to_numpy(dtype=float)
         of_batch = f"batch of {format_value(float(batch))} sequences"
-        text = "\n".join([name, of_batch, *quantity.lines(seeds), f"{len(seeds)} seeds"])
+        text = "\n".join([name, of_batch, quantity.text(seeds), f"{len(seeds)} seeds"])
         interval = geometric_mean(seeds) if quantity.log else student_t(seeds)
         dots.append(Dot(interval._replace(values=()), text))  # without the values of single seeds
     panels.draw_dots(axes, batches, dots, color=colour, marker="o", linestyle="", markersize=3.5)
@@ -222,7 +222,7 @@ def _noise_line(axes: Axes, tenths: pd.DataFrame, colour: str, name: str) -> Non
         losses.append(float(rows["loss"].mean()))
         seeds.append(rows["noise_scale"].to_numpy(dtype=float))
         place = f"tenth {int(str(tenth)) + 1} of training\nheld-out loss {losses[-1]:.4g} nats/token"
-        texts.append("\n".join([name, place, *NOISE.lines(seeds[-1])]))
+        texts.append("\n".join([name, place, NOISE.text(seeds[-1])]))
     panels.mean_line(axes, losses, seeds, NOISE, texts, color=colour)
 
 
@@ -272,7 +272,7 @@ def batch_ramps(records: Records, runs: pd.DataFrame) -> Sheet:
     for row, name in enumerate(rows):
         of_name = final[final["batch"] == name]
         changes = of_name["difference"].dropna().to_numpy()
-        text = hover.HoverText(of_name).point(slice(None), DIFFERENCE, changes)
+        text = hover.text(of_name, DIFFERENCE, changes)
         dots = {row: Dot(student_t(changes), text)} if len(changes) else {}
         panels.rows(bottom, rows, [({**looks[name], "marker": "o"}, dots)])
     panels.level(bottom, 0.0, LEVEL, style.DASHED, upright=True)

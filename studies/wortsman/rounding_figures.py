@@ -46,7 +46,7 @@ def logit_rounding(records: Records, runs: pd.DataFrame) -> Sheet:
             left_out += 1
             continue
         of_law = f"the law {expected:.3g} nats/token"
-        text = hover.HoverText(cell).point(slice(None), HARM, cell["harm"].to_numpy(), of_law)
+        text = hover.text(cell, HARM, cell["harm"].to_numpy(), of_law)
         panels.draw_dots(axes, [expected], [Dot(harm, text)], marker="o", linestyle="", color=shades[bits])
     shown = _published(axes)
     _lines(axes)

@@ -129,7 +129,7 @@ def _draw_line(
     if outcome and len(drawn):
         step, mean = int(step_n[drawn[-1]]), mean_n[drawn[-1]]
         at_end = values.loc[(values["step"] == step) & values["id"].isin(runs["id"]), "value"].to_numpy()
-        text = hover.HoverText(runs).point(slice(None), quantity, at_end, f"step {step}")
+        text = hover.text(runs, quantity, at_end, f"step {step}")
         look = {"color": colour, "markersize": 5, "clip_on": False}
         panels.outcome_marks(axes, [step], [mean], outcome, [text], **look)
 

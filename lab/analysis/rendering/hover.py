@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -35,38 +35,32 @@ class Quantity(NamedTuple):
         """Mean over seeds."""
         return float(np.exp(np.log(values).mean()) if self.log else values.mean())
 
-    def lines(self, values: np.ndarray) -> list[str]:
+    def text(self, values: np.ndarray) -> str:
         """The mean over seeds with its 95 % interval; below three seeds the values."""
         interval = geometric_mean(values) if self.log else student_t(values)
-        return [f"{self.name} {interval:.4g} {self.unit if interval.n else ''}".rstrip()]
+        return f"{self.name} {interval:.4g} {self.unit if interval.n else ''}".rstrip()
 
 
-class HoverText:
-    """Maker of hover texts from columns of runs, kept as arrays, since picking rows of a table takes too long."""
+def text(runs: pd.DataFrame | Mapping[str, np.ndarray], quantity: Quantity, values: np.ndarray, *others: str) -> str:
+    """Lines on the runs of one point.
 
-    def __init__(self, runs: pd.DataFrame) -> None:
-        """``runs`` has the columns ``arm``, ``size``, ``lr``, ``seed``, ``outcome``, and ``id`` if runs have ids."""
-        self.columns = {name: runs[name].to_numpy() for name in COLUMNS if name in runs}
-
-    def point(self, shown: Any, quantity: Quantity, values: np.ndarray, *others: str) -> str:
-        """Lines on the runs of one point.
-
-        Args:
-            shown: mask or indices of its runs.
-            quantity: what the values measure.
-            values: one finite value per seed that has one.
-            *others: further lines about the position of the point.
-        """
-        runs = {name: column[shown] for name, column in self.columns.items()}
-        axis, lrs, n = style.axis(), sorted(set(runs["lr"])), len(runs["lr"])
-        lr = f"{axis.name} {lrs[0]:g}" if len(lrs) == 1 else f"{len(lrs)} {axis.values}, {lrs[0]:g} to {lrs[-1]:g}"
-        counts = {outcome: int((runs["outcome"] == outcome).sum()) for outcome in OUTCOMES}
-        outcomes = [f"{lost} of {n} {outcome}" for outcome, lost in counts.items() if lost]
-        size = f"{count(runs['size'][0])} parameters".removesuffix("unknown size parameters")
-        place = filter(None, (shortened(str(runs["arm"][0])), size, lr if axis.peak else "", *others))
-        seeds, ids = dict.fromkeys(map(str, runs["seed"])), list(map(str, runs.get("id", ())))
-        names = [_few(list(seeds), "seed"), *[_few(ids, "run")] * bool(ids)]
-        return "\n".join([*dict.fromkeys(place), *quantity.lines(values), *outcomes, *names])
+    Args:
+        runs: the columns ``arm``, ``size``, ``lr``, ``seed``, ``outcome``, and ``id`` if runs have ids. For many points
+            they are given as arrays, since picking rows of a table takes too long.
+        quantity: what the values measure.
+        values: one finite value per seed that has one.
+        *others: further lines about the position of the point.
+    """
+    columns = {name: np.asarray(runs[name]) for name in COLUMNS if name in runs}
+    axis, lrs, n = style.axis(), sorted(set(columns["lr"])), len(columns["lr"])
+    lr = f"{axis.name} {lrs[0]:g}" if len(lrs) == 1 else f"{len(lrs)} {axis.values}, {lrs[0]:g} to {lrs[-1]:g}"
+    counts = {outcome: int((columns["outcome"] == outcome).sum()) for outcome in OUTCOMES}
+    outcomes = [f"{lost} of {n} {outcome}" for outcome, lost in counts.items() if lost]
+    size = f"{count(columns['size'][0])} parameters".removesuffix("unknown size parameters")
+    place = filter(None, (shortened(str(columns["arm"][0])), size, lr if axis.peak else "", *others))
+    seeds, ids = dict.fromkeys(map(str, columns["seed"])), list(map(str, columns.get("id", ())))
+    names = [_few(list(seeds), "seed"), *[_few(ids, "run")] * bool(ids)]
+    return "\n".join([*dict.fromkeys(place), quantity.text(values), *outcomes, *names])
 
 
 def _few(names: Sequence[str], kind: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,18 +47,15 @@ def over(axes: Axes, runs: pd.DataFrame, x: str, value: str, quantity: Quantity,
     seeds = [values[finite & (xs == tick)] for tick in ticks]
     means = mean_line(axes, ticks, seeds, quantity, **look | {"marker": ""})
     worst = np.array([worst_outcome(outcomes[xs == tick]) for tick in ticks])
-    of_runs = hover.HoverText(runs)
-    others = [[f"block {tick:g}"] if x == "block" else [] for tick in ticks]
-    texts = np.array(
-        [
-            of_runs.point(xs == tick, quantity, of_tick, *other)
-            for tick, of_tick, other in zip(ticks, seeds, others, strict=True)
-        ]
-    )
+    columns = {name: runs[name].to_numpy() for name in hover.COLUMNS if name in runs}
+    texts = []
+    for tick, of_tick in zip(ticks, seeds, strict=True):
+        of_runs = {name: column[xs == tick] for name, column in columns.items()}
+        texts.append(hover.text(of_runs, quantity, of_tick, *[f"block {tick:g}"] * (x == "block")))
     for outcome in ("", *OUTCOMES):
         shown = worst == outcome
         if shown.any():
-            outcome_marks(axes, ticks[shown], means[shown], outcome, texts[shown], **look)
+            outcome_marks(axes, ticks[shown], means[shown], outcome, compress(texts, shown), **look)
 
 
 def lines(
@@ -188,7 +186,7 @@ def dots(table: pd.DataFrame, column: str, quantity: Quantity, names: Iterable[s
         values = runs[column].to_numpy(dtype=float)
         values = values[np.isfinite(values)]
         if len(values):
-            text = hover.HoverText(runs).point(slice(None), quantity, values, name, *others)
+            text = hover.text(runs, quantity, values, name, *others)
             dots_by_row[row] = Dot(student_t(values), text)
     return dots_by_row
 

@@ -144,7 +144,7 @@ def _line(axes: Axes, changes: pd.DataFrame, coordinate: str, colour: str) -> No
         return
     quantity = hover.Quantity("RMS change since initialization", log=True)
     texts = [
-        "\n".join([coordinate, f"{size} {value}", *quantity.lines(of_seeds), f"{len(of_seeds)} seeds"])
+        "\n".join([coordinate, f"{size} {value}", quantity.text(of_seeds), f"{len(of_seeds)} seeds"])
         for value, of_seeds in by_size.items()
     ]
     panels.mean_line(axes, list(by_size), list(by_size.values()), quantity, texts, color=colour)

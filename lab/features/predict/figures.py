@@ -92,8 +92,8 @@ def _panel(
 
 def _dots(axes: Axes, runs: pd.DataFrame, colour: str, outcome: str, name: str, quantity: Quantity) -> None:
     """Draw a mark per run, within a hollow dot if it was held out."""
-    of_runs, values = hover.HoverText(runs), runs["value"].to_numpy()
-    texts = [of_runs.point([row], quantity, values[[row]]) for row in range(len(runs))]
+    values = runs["value"].to_numpy()
+    texts = [hover.text(runs.iloc[[row]], quantity, values[[row]]) for row in range(len(runs))]
     panels.outcome_marks(axes, runs["size"], values, outcome, texts, color=colour)
     if name:
         (ring,) = axes.plot(runs["size"], values, "o", color=colour, fillstyle="none", markersize=9)
