@@ -131,14 +131,9 @@ def arm_looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     return {name: arm_look(position) for position, name in enumerate(names)}
 
 
-def arm_key(arm: str, look: Mapping[str, Any]) -> Line2D:
-    """Key entry of an arm."""
-    return Line2D([], [], markersize=5, label=arm, **look)
-
-
 def arm_keys(looks: Mapping[str, Mapping[str, Any]], **changes: Any) -> list[Line2D]:
     """Key entries of arms by name; ``changes`` replace parts of their looks."""
-    return [arm_key(arm, {**look, **changes}) for arm, look in looks.items()]
+    return [Line2D([], [], markersize=5, label=arm, **{**look, **changes}) for arm, look in looks.items()]
 
 
 def epsilon(axes: Axes, eps: float, colour: str = INK) -> None:
