@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
 from lab.analysis.contrasts import Measure, baseline_of, by_size, contrast, final_losses
 from lab.analysis.crossings import rate_text
@@ -30,11 +29,8 @@ from lab.records.imported import is_imported, size_name
 from lab.records.store import Records
 
 GRADIENT = Quantity("gradient RMS", log=True)
-GRADIENT_EQUALS_EPSILON, NO_BLOCKS, POWER_LAW = (
-    "gradient = epsilon",
-    "model of no blocks",
-    "power law of the smaller sizes",
-)
+GRADIENT_EQUALS_EPSILON, NO_BLOCKS = "gradient = epsilon", "model of no blocks"
+POWER_LAW = "power law of the smaller sizes"
 BEST_LOSS = Quantity("best held-out loss", "nats/token")
 BLOCKLESS_DASHES = (0, (3, 1.5, 1, 1.5))
 LOSS_BY_ARM = Measure("Final loss", "nats/token", final_losses, by_size, "lower")
@@ -193,11 +189,9 @@ def learning_rate_sensitivity(records: Records, runs: pd.DataFrame, window: Wind
         bottom.set_xlabel(style.literal(f"{quantity} (nats/token)"))
         if shown.line != "size" and len(sizes) > 1:
             sheet.keys(("parameters, below", layout.line_keys(by_size, count)))
-    usual: dict[str, Any] = {"color": style.INK, "marker": "o", "markersize": 5}
-    looks = [usual | look | ({} if has_lines else {"linestyle": ""}) for look in PARTS.values()]
-    names = ["sensitivity", f"its {axis.above}"]
-    keys = [Line2D([], [], label=name, **look) for look, name in zip(looks, names, strict=True)]
-    sheet.keys(("", keys))
+    named = {"sensitivity": PARTS["total"], f"its {axis.above}": PARTS["above"]}
+    in_rows = {} if has_lines else {"linestyle": ""}
+    sheet.keys(("", panels.arm_keys(named, color=style.INK, marker="o", **in_rows)))
     return sheet
 
 
@@ -235,7 +229,7 @@ def failing_learning_rate(records: Records, runs: pd.DataFrame) -> Sheet:
     return sheet
 
 
-def _mark_failing(axes: Axes, rate: Rate, runs: pd.DataFrame, look: Any, row: int | None) -> None:
+def _mark_failing(axes: Axes, rate: Rate, runs: pd.DataFrame, look: Mapping[str, Any], row: int | None) -> None:
     """A diamond on the mean curve where it fails, and in this row of the panel's top the same in words."""
     is_bound = math.isnan(rate.rate.mean)
     at = (rate.rate.low if math.isinf(rate.rate.high) else rate.rate.high) if is_bound else rate.rate.mean
@@ -243,24 +237,15 @@ def _mark_failing(axes: Axes, rate: Rate, runs: pd.DataFrame, look: Any, row: in
         return  # some seed fails at the first learning rate, and another at none
     losses = runs[runs["lr"] > 0].groupby("lr")["capped"].mean().dropna()
     loss = math.exp(np.interp(math.log(at), np.log(losses.index), np.log(losses)))
-    colour = look if isinstance(look, str) else look["color"]
-    diamond: dict[str, Any] = {
-        "color": colour,
-        "marker": "D",
-        "linestyle": "",
-        "markersize": 7,
-        "fillstyle": "none" if is_bound else "full",
-    }
-    (mark,) = axes.plot([at], [loss], **diamond, markeredgewidth=1.4, zorder=4)
-    marks.name(mark, BOUND if is_bound else FAILING)
-    text = f"{rate.arm}, {count(rate.size)} parameters\n{rate.level} at {rate_text(rate.rate)}"
-    panels.add_hover_texts(axes, mark, [text])
+    kind, filled = (BOUND, "none") if is_bound else (FAILING, "full")
+    diamond: dict[str, Any] = {"color": look["color"], "markersize": 7, "fillstyle": filled}
+    _mark(axes, rate, at, loss, kind, **diamond, markeredgewidth=1.4, zorder=4)
     if row is not None:
         fails_somewhere = any(seed.times for seed in rate.seeds)
         bound = f"fails {rate_text(rate.rate)}" if fails_somewhere else f"not up to {at:g}"
         words = bound if is_bound else f"fails from {at:.2g}"
         em, y = style.em() / scales.width(axes), 1 - LABEL_HEIGHT * (row + 0.7)
-        axes.plot([em], [y], **diamond, transform=axes.transAxes)
+        axes.plot([em], [y], "D", **diamond, transform=axes.transAxes)
         look = {"va": "center_baseline", "size": style.SMALL * style.page().size}
         axes.text(2 * em, y, words, **look, transform=axes.transAxes)
 
@@ -434,13 +419,17 @@ def _runaways(records: Records, runs: pd.DataFrame, names: Sequence[str]) -> She
     return sheet
 
 
-def _mark_crossing(axes: Axes, rate: Rate, level: float, look: Any) -> None:
+def _mark_crossing(axes: Axes, rate: Rate, level: float, look: Mapping[str, Any]) -> None:
     if math.isnan(rate.rate.mean):
         return
-    colour = look if isinstance(look, str) else look["color"]
-    axes.plot(rate.rate[1:3], [level, level], color=colour, linewidth=1.2)
-    (mark,) = axes.plot([rate.rate.mean], [level], "D", color=colour, markersize=6, fillstyle="none")
-    marks.name(mark, CROSSING)
+    axes.plot(rate.rate[1:3], [level, level], color=look["color"], linewidth=1.2)
     slope = f"{rate.slope:.2g} decades per decade of learning rate"
-    text = f"{rate.arm}, {count(rate.size)} parameters\n{rate.level} at {rate_text(rate.rate)}\n{slope}"
-    panels.add_hover_texts(axes, mark, [text])
+    _mark(axes, rate, rate.rate.mean, level, CROSSING, slope, color=look["color"], markersize=6, fillstyle="none")
+
+
+def _mark(axes: Axes, rate: Rate, at: float, value: float, kind: str, *others: str, **look: Any) -> None:
+    """Draw a diamond where a curve passes a level, with other lines for its hover text."""
+    (mark,) = axes.plot([at], [value], "D", **look)
+    marks.name(mark, kind)
+    text = [f"{rate.arm}, {count(rate.size)} parameters", f"{rate.level} at {rate_text(rate.rate)}", *others]
+    panels.add_hover_texts(axes, mark, ["\n".join(text)])

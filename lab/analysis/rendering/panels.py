@@ -133,7 +133,7 @@ def arm_looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 def arm_keys(looks: Mapping[str, Mapping[str, Any]], **changes: Any) -> list[Line2D]:
     """Key entries of arms by name; ``changes`` replace parts of their looks."""
-    return [Line2D([], [], markersize=5, label=arm, **{**look, **changes}) for arm, look in looks.items()]
+    return [Line2D([], [], label=arm, **{"markersize": 5, **look, **changes}) for arm, look in looks.items()]
 
 
 def epsilon(axes: Axes, eps: float, colour: str = INK) -> None:
