@@ -90,19 +90,19 @@ def _gaps(study: Study) -> Iterator[str]:
             curves_by_gap.setdefault(missing, []).append(_curve_name(arm, size))
     if len(curves_by_gap) > MOST_GAPS:
         yield str(SENTENCES.many_gaps(axis, window))
-        curves_by_gap = {}
-    for missing, names in curves_by_gap.items():
-        yield str(SENTENCES.gap(axis, missing, window, names))
-    lacking = 0
-    for (arm, size), curve in curves:
-        rates = curve.groupby("seed")["lr"].nunique()
-        for seed in rates.index[rates < curve["lr"].nunique()]:
-            if missing := _missing(curve["lr"], curve["lr"][curve["seed"] == seed]):
-                lacking += 1
-                if lacking <= MOST_LISTED:
-                    yield str(SENTENCES.gap_of_seed(axis, _curve_name(arm, size), seed, missing))
-    if lacking > MOST_LISTED:
-        yield str(SENTENCES.more_gaps(axis, lacking - MOST_LISTED))
+    else:
+        for missing, names in curves_by_gap.items():
+            yield str(SENTENCES.gap(axis, missing, window, names))
+    lacking = [
+        (_curve_name(arm, size), seed, _missing(curve["lr"], ran))
+        for (arm, size), curve in curves
+        for seed, ran in curve.groupby("seed")["lr"]
+        if ran.nunique() < curve["lr"].nunique()
+    ]
+    for name, seed, missing in lacking[:MOST_LISTED]:
+        yield str(SENTENCES.gap_of_seed(axis, name, seed, missing))
+    if len(lacking) > MOST_LISTED:
+        yield str(SENTENCES.more_gaps(axis, len(lacking) - MOST_LISTED))
 
 
 def _missing(expected: pd.Series, ran: pd.Series) -> str:
