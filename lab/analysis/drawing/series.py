@@ -154,11 +154,13 @@ def _lines(values: pd.DataFrame, runs: pd.DataFrame, log: bool, rows: int) -> pd
     """Columns ``title``, ``line``, ``step``, and ``mean``, ``low`` and ``high``, the band over seeds."""
     keys = ["title", "line"]
     most = int(np.clip(MOST_POINTS // (rows * runs.groupby(keys).ngroups), FEWEST_STEPS, MOST_STEPS))
-    thinned = [
-        table[table["step"].isin(_evenly(table["step"], most))] for _, table in values.groupby("title", sort=False)
-    ]
-    kept = pd.concat([values.head(0), *thinned])
-    kept["mean"] = np.log(kept["value"]) if log else kept["value"]
+
+    def is_drawn(steps: pd.Series) -> pd.Series:
+        recorded = np.unique(steps)
+        return steps.isin(recorded[scales.evenly(len(recorded), most)])
+
+    kept = values[values.groupby("title")["step"].transform(is_drawn)]
+    kept = kept.assign(mean=np.log(kept["value"]) if log else kept["value"])
     by_step = kept.groupby([*keys, "step"], sort=False)
     lines = by_step.agg(mean=("mean", "mean"), low=("value", "min"), high=("value", "max"))
     if marks.kind_of_band(runs.groupby(keys).size().max()) == marks.MIDDLE:
@@ -168,12 +170,6 @@ def _lines(values: pd.DataFrame, runs: pd.DataFrame, log: bool, rows: int) -> pd
     # end a line where any seed ends, since the mean over the seeds that remain would jump
     seeds = by_step.size()
     return lines.where(by_step["value"].count() == seeds.groupby(keys).transform("max")).reset_index()
-
-
-def _evenly(steps: pd.Series, most: int) -> Any:
-    """At most ``most`` of the steps, evenly spaced from first to last."""
-    recorded = np.unique(steps)
-    return recorded[np.unique(np.linspace(0, len(recorded) - 1, min(len(recorded), most)).round().astype(int))]
 
 
 def _epsilons(first: Axes, records: Records, runs: pd.DataFrame, shades: Mapping[float, str]) -> None:

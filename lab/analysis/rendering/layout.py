@@ -305,8 +305,8 @@ def styled(draw: Callable[..., Sheet]) -> Callable[..., Drawing]:
 def line_keys(shades: Mapping[float, str], spell: Callable[[float], str] = number) -> list[Line2D]:
     """Key entries for lines that differ in shade; if there are more than nine, nine from first to last."""
     values = list(shades)
-    shown = np.unique(np.linspace(0, len(values) - 1, min(len(values), MOST_KEYS)).round().astype(int))
-    return [Line2D([], [], color=shades[values[index]], label=spell(values[index])) for index in shown]
+    shown = [values[index] for index in scales.evenly(len(values), MOST_KEYS)]
+    return [Line2D([], [], color=shades[value], label=spell(value)) for value in shown]
 
 
 def svg(figure: Drawing, name: str) -> str:

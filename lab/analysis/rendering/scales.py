@@ -165,6 +165,11 @@ def log_ticks(low: float, high: float, most: float) -> list[float]:
     return chosen
 
 
+def evenly(count: int, most: int) -> np.ndarray:
+    """At most so many of the indices below ``count``, evenly spaced from the first to the last."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
+
+
 def spread(places: Sequence[float], least: float) -> list[float]:
     """The places nearest to these, in least squares, that keep their order and lie at least ``least`` apart."""
     pools = list[list[float]]()
