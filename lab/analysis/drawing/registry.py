@@ -48,12 +48,12 @@ def figure(name: str, *, over_window: bool = False) -> Callable[[Callable[..., S
     def register(draw: Callable[..., Sheet]) -> DrawFigure:
         @layout.styled
         @wraps(draw)
-        def drawing(records: Records, runs: pd.DataFrame | None = None, window: Window = WINDOW) -> Sheet:
+        def drawing(records: Records, runs: pd.DataFrame | None, window: Window) -> Sheet:
             runs = judge(points(records.runs)) if runs is None else runs
             if runs.empty:
                 raise NothingToDrawError("nothing to draw: no run ended")
             arms = runs["arm"].unique()
-            shown = runs[runs["arm"].isin(arms[:MOST_ARMS])] if len(arms) > MOST_ARMS else runs
+            shown = runs[runs["arm"].isin(arms[:MOST_ARMS])]
             sheet = draw(records, ways_to_grow(records.runs, shown), *[window] * over_window)
             if len(shown) < len(runs):
                 sheet.note(f"Drawn are the first {MOST_ARMS} of {len(arms)} arms; the tables have all.")

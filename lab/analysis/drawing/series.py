@@ -15,6 +15,7 @@ from lab.analysis.drawing.registry import NothingToDrawError
 from lab.analysis.rendering import hover, layout, marks, panels, scales, style
 from lab.analysis.rendering.hover import Quantity
 from lab.analysis.rendering.layout import Sheet
+from lab.analysis.sensitivity import capped
 from lab.analysis.text import count
 from lab.records.store import Records
 
@@ -111,8 +112,6 @@ def _titled(runs: pd.DataFrame) -> pd.DataFrame:
 def _grid(runs: pd.DataFrame, columns: int) -> list[str | None]:
     """Titles of the cells, row by row: panels side by side, sizes below one another; None for an empty cell."""
     by_panel = [list(group.sort_values("size")["title"].unique()) for _, group in runs.groupby("panel", sort=False)]
-    if len(by_panel) == 1:
-        return list(by_panel[0])
     by_panel += [[]] * (-len(by_panel) % columns)
     bands = (by_panel[start : start + columns] for start in range(0, len(by_panel), columns))
     return [title for band in bands for row in zip_longest(*band) for title in row]
@@ -142,8 +141,7 @@ def _values(records: Records, runs: pd.DataFrame, row: ProbeSeries) -> pd.DataFr
     values = metrics.groupby(["id", "step"])["value"].max().reset_index()
     values = values.merge(runs[["id", "title", "line", "loss_at_init"]], on="id")
     if row.scale == "loss":
-        init = values["loss_at_init"]
-        values["value"] = np.where(np.isfinite(values["value"]), np.fmin(values["value"], init), init)
+        values["value"] = capped(values.rename(columns={"value": "loss"}))
     values["value"] = values["value"].where(
         np.isfinite(values["value"]) & ((values["value"] > 0) | (row.scale != "log"))
     )
