@@ -395,15 +395,8 @@ COLUMN = "3.25"  # inches, the width of a column in most proceedings
 NARROWEST, WIDEST = 2.0, 20.0
 
 
-class Paper(NamedTuple):
-    """A format (``pdf`` or ``png``), and the page for which figures are drawn."""
-
-    format: str
-    page: style.Page
-
-
-def paper_of(format_name: str, width: str | None = None) -> Paper:
-    """Read the format and the width (inches) of figures from the command line.
+def paper_of(format_name: str, width: str | None = None) -> style.Page:
+    """The page of a paper, by the format and the width (inches) of figures from the command line.
 
     Raises:
         RequestError: the format is unknown, or the width is not a number of inches from 2 to 20.
@@ -416,14 +409,14 @@ def paper_of(format_name: str, width: str | None = None) -> Paper:
         inches = 0.0
     if not NARROWEST <= inches <= WIDEST:
         raise RequestError(f"--width must be a number of inches from {NARROWEST:g} to {WIDEST:g}, not {width!r}")
-    return Paper(format_name, style.Page(inches, TEXT_SIZE))
+    return style.Page(inches, TEXT_SIZE)
 
 
-def write_figures(study: Study, folder: Path, form: Paper) -> Iterator[Path]:
+def write_figures(study: Study, folder: Path, format_name: str, page: style.Page) -> Iterator[Path]:
     """Write every figure that applies to a study as ``figures/NAME.pdf`` or ``.png`` in a folder; yield the paths."""
     for name in FIGURES:
-        path = folder / "figures" / f"{name}.{form.format}"
-        with style.drawn_for(form.page):
+        path = folder / "figures" / f"{name}.{format_name}"
+        with style.drawn_for(page):
             try:
                 drawing = FIGURES[name](study.records, study.points, study.window)
             except NothingToDrawError:

@@ -74,10 +74,10 @@ def _results_folders(folder: Path) -> list[Path]:
 
 def _paper_figures(folders: Sequence[Path], format_name: str, width: str | None, window: Window) -> Iterator[Path]:
     """Write the figures of the folders for a paper, overlaid in the first, or of each folder in a single one."""
-    form = build.paper_of(format_name, width)
+    page = build.paper_of(format_name, width)
     several = _results_folders(folders[0]) if len(folders) == 1 else []
     for group in [[folder] for folder in several] or [list(folders)]:
-        yield from build.write_figures(study(group, window), group[0], form)
+        yield from build.write_figures(study(group, window), group[0], format_name, page)
 
 
 def _write_reports(folders: Sequence[Path], window: Window) -> dict[Path, Report | str]:
