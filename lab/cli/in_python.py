@@ -62,9 +62,8 @@ def sweep(
     """
     file = find_sweep(str(name))
     code, options, values = _own_code(values)
-    words = ["sweep", str(name), *options]
-    overrides = _with_values(overrides, values)
-    return _study(words, overrides, out, window, code, name=file.stem, sweep=file, is_single=False)
+    overrides = _with_values(overrides, values, out)
+    return _study(["sweep", str(name), *options], overrides, window, code, name=file.stem, sweep=file)
 
 
 def train(*overrides: str, out: str | Path | None = None, window: Sequence[float] = WINDOW, **values: Any) -> Study:
@@ -74,10 +73,10 @@ def train(*overrides: str, out: str | Path | None = None, window: Sequence[float
     ``sweep``; the default folder is ``runs/train``.
     """
     code, options, values = _own_code(values)
-    overrides = _with_values(overrides, values)
+    overrides = _with_values(overrides, values, out)
     is_single = not any(word.is_swept for word in parse(list(filter(is_override, overrides))))
     words = ["train", *["-m"] * (not is_single), *options]
-    return _study(words, overrides, out, window, code, name="train", sweep=None, is_single=is_single)
+    return _study(words, overrides, window, code, name="train", is_single=is_single)
 
 
 def stress(
@@ -123,7 +122,7 @@ def stress(
     given = {kind: value for kind, value in (("model", model), ("optimizer", optimizer)) if value is not None}
     code, own_options, values = _own_code({**given, **values}, probe)
     given_words = [word for entry in overrides for word in ([entry] if isinstance(entry, str) else entry)]
-    words = _checked([*_with_values(given_words, values), *([] if out is None else [override("out", str(out))])])
+    words = _checked(_with_values(given_words, values, out))
     options = [word for word in words if word.startswith("-")]
     chosen = str(cures) if isinstance(cures, int | str) else ",".join(cures) if cures is not None else None
     shown = {"--minutes": minutes if minutes != 1 else None, "--tests": ",".join(tests), "--cures": chosen}
@@ -157,8 +156,10 @@ def numbers(params: float | str, **given: Any) -> Answer:
     )
 
 
-def _with_values(overrides: Sequence[str], values: Mapping[str, Any]) -> tuple[str, ...]:
-    return (*overrides, *(override(key, value) for key, value in values.items()))
+def _with_values(overrides: Sequence[str], values: Mapping[str, Any], out: str | Path | None) -> tuple[str, ...]:
+    """Overrides, those of values by key, and that of the results folder if one is given."""
+    given = values if out is None else {**values, "out": str(out)}
+    return (*overrides, *(override(key, value) for key, value in given.items()))
 
 
 def override(key: str, value: Any) -> str:
@@ -212,18 +213,16 @@ def _own_code(
 def _study(
     words: Sequence[str],
     overrides: Sequence[str],
-    out: str | Path | None,
     window: Sequence[float],
     code: Sequence[OwnCode],
     *,
     name: str,
-    sweep: Path | None,
-    is_single: bool,
+    sweep: Path | None = None,
+    is_single: bool = False,
 ) -> Study:
     overrides = _checked(overrides)
-    requested = [*overrides, *([] if out is None else [override("out", str(out))])]
-    command = shlex.join(["lab", *words, *requested])
-    request = read_request(requested, command, name=name, sweep=sweep, is_single=is_single, code=code)
+    command = shlex.join(["lab", *words, *overrides])
+    request = read_request(overrides, command, name=name, sweep=sweep, is_single=is_single, code=code)
     composed = launch.compose(request)
     if names := known_here_only(composed.trees):
         say(f"lab: training in this process, the only one that has {listed(names)}", error=True)
