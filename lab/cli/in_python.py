@@ -199,11 +199,7 @@ def _own_code(
 ) -> tuple[list[OwnCode], list[str], dict[str, Any]]:
     """The model and the optimizer of the user's own among these values, options that name them, and other values."""
     probes = own_code.read_probes([f"{kind}={pattern}" for kind, pattern in probe.items()])
-    given = {
-        kind: values[kind]
-        for kind in own_code.KINDS
-        if kind in values and not isinstance(values[kind], list | tuple) and own_code.is_code(values[kind])
-    }
+    given = {kind: values[kind] for kind in own_code.KINDS if kind in values and own_code.is_code(values[kind])}
     code = [own_code.read(kind, value, probes) for kind, value in given.items()]
     options = [f"--{kind}={getattr(value, '__name__', value)}" for kind, value in given.items()]
     options += [f"--probe={kind}={pattern}" for kind, pattern in probes.items()]

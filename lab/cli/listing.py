@@ -31,11 +31,9 @@ def _choices(group: str) -> Callable[[], Iterator[tuple[str, str]]]:
 
 def _recipes() -> Iterator[tuple[str, Mapping[str, str]]]:
     for path in sorted(shipped.data_folder("conf").glob("recipe/*.yaml")):
-        about = {"about": shipped.comment_of(read_text(path))}
-        yield (
-            path.stem,
-            about | {key: text for key, text in shipped.load(path).get("recipe", {}).items() if key != "name"},
-        )
+        texts = shipped.load(path).get("recipe", {})
+        texts.pop("name", None)
+        yield path.stem, {"about": shipped.comment_of(read_text(path)), **texts}
 
 
 def _models() -> Iterator[tuple[str, str]]:

@@ -131,7 +131,7 @@ def write_report(
     for name, table in tables.files(study).items():
         files.write_csv(out / "tables" / f"{name}.csv", table, within=out, float_format="%.6g")
     title = " and ".join(path.resolve().name for path in paths)
-    commands = _commands(paths) or store.commands(out)
+    commands = _commands(paths)
     judgement = judged.judgement(study, out, commands)
     reply = reply or answer(study, judged.trained_sweeps(out, commands), judgement.word, judgement.text)
     question = " ".join(questions(paths)) or reply.subject
