@@ -37,7 +37,7 @@ def in_lines(groups: Sequence[tuple[str, Sequence[Any]]], width: float) -> list[
     """Arrange titled groups of entries in lines no wider than ``width`` inches; each titled group begins a line."""
     em, size, lines, end = style.em(), style.page().size * style.SMALL, list[list[Key]](), 0.0
     for title, entries in groups:
-        heading = [(f"{title}:", None)] if title and entries else []
+        heading = [(f"{title}:", None)] if title else []
         samples = [(entry.get_label(), entry if _can_be_seen(entry) else None) for entry in entries]
         for position, (label, entry) in enumerate([*heading, *samples]):
             before = (SAMPLE + AFTER_SAMPLE) * em if entry else 0.0

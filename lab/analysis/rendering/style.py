@@ -138,9 +138,9 @@ def text_width(text: str, size: float) -> float:
     return float(width) / 72
 
 
-def wrapped(label: object, inches: float, size: float | None = None) -> str:
+def wrapped(label: object, inches: float) -> str:
     """A label escaped as by ``literal``, in lines no wider than ``inches``."""
-    return "\n".join(map(literal, broken(_readable(label), inches, size or page().size * SMALL)))
+    return "\n".join(map(literal, broken(_readable(label), inches, page().size * SMALL)))
 
 
 def broken(text: str, inches: float, size: float) -> list[str]:
