@@ -131,7 +131,7 @@ def write_report(
     for name, table in tables.files(study).items():
         files.write_csv(out / "tables" / f"{name}.csv", table, within=out, float_format="%.6g")
     title = " and ".join(path.resolve().name for path in paths)
-    commands = _commands(paths)
+    commands = list(dict.fromkeys(command for path in paths for command in store.commands(path)))
     judgement = judged.judgement(study, out, commands)
     reply = reply or answer(study, judged.trained_sweeps(out, commands), judgement.word, judgement.text)
     question = " ".join(questions(paths)) or reply.subject
@@ -145,12 +145,12 @@ def write_report(
         *([] if has_trials(study) else _compared(study, reply, difference)),
         *_verdicts(judgement.verdicts),
         first,
-        *_facts(study, paths),
+        *_facts(study, paths, commands),
         judgement.section,
         *_tables(study, out, folded=bool(reply.contrasts)),
         *others,
         *_cautions(study),
-        *_provenance(study, paths),
+        *_provenance(study, commands),
     ]
     files.write_text(out / "report.html", html.document(title, body, question, reloads=bool(growth)))
     thumbnail = next((path for name in first_figures() if (path := out / "figures" / f"{name}.svg").is_file()), None)
@@ -281,10 +281,9 @@ def first_figures() -> list[str]:
     return [name for study in shelf.studies() for name in getattr(study, "FIRST_FIGURES", ())] + list(FIRST_FIGURES)
 
 
-def _facts(study: Study, folders: list[Path]) -> Iterator[Markup]:
+def _facts(study: Study, folders: Sequence[Path], commands: Sequence[str]) -> Iterator[Markup]:
     """Yield facts about these runs: dates, command, data, versions and extent."""
     runs = study.records.runs
-    commands = _commands(folders)
     command = f"{commands[0]}{f' (and {len(commands) - 1} more)' if len(commands) > 1 else ''}" if commands else ""
     data = [str(name) for name in runs["data.name"].dropna().unique()] if "data.name" in runs else []
     versions = sorted(map(str, runs["versions"].dropna().unique()))
@@ -370,20 +369,16 @@ def _cautions(study: Study) -> Iterator[Markup]:
         yield html.section("Read with care", html.bullets(cautions), folded=True)
 
 
-def _commands(folders: list[Path]) -> list[str]:
-    return list(dict.fromkeys(command for folder in folders for command in store.commands(folder)))
-
-
-def _provenance(study: Study, folders: list[Path]) -> Iterator[Markup]:
+def _provenance(study: Study, commands: Sequence[str]) -> Iterator[Markup]:
     """Yield sections with everything that is needed to make the page again."""
-    runs, commands = study.records.runs, "\n".join(_commands(folders))
+    runs = study.records.runs
     facts = {name: sorted(runs[name].dropna().unique()) for name in ("versions", "data_fingerprint", "data_notes")}
     lines = [f"{name.replace('_', ' ')}: {'; '.join(values)}" for name, values in facts.items() if any(values)]
     libraries = {"Python": platform.python_version(), "matplotlib": matplotlib.__version__}
     libraries |= {"numpy": np.__version__, "pandas": pd.__version__}
     lines += [f"page made with {', '.join(f'{name} {version}' for name, version in libraries.items())}"]
     settings = "\n".join(f"{key} = {value}" for key, value in tables.shared_settings(study).items())
-    command = html.block(commands or "no command on record")
+    command = html.block("\n".join(commands) or "no command on record")
     yield html.section("Settings in which arms and sizes differ", html.table(tables.arms(study)), folded=True)
     yield html.section("How this was made", command, html.bullets(lines), folded=True)
     yield html.section("Settings that all runs share", html.block(settings), folded=True)
