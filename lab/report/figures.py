@@ -35,9 +35,8 @@ BEST_LOSS = Quantity("best held-out loss", "nats/token")
 BLOCKLESS_DASHES = (0, (3, 1.5, 1, 1.5))
 LOSS_BY_ARM = Measure("Final loss", "nats/token", final_losses, by_size, "lower")
 LOSS_LABEL = "final held-out loss\n(nats/token)"
-# More arms than colours have a row each instead of a line.
 OWN_LABELS = 15.0  # least width of a panel with labels of its own, in multiples of the size of text
-MOST_LINES = len(style.ARM_COLOURS)
+MOST_LINES = len(style.ARM_COLOURS)  # more arms have a row each instead of a line
 FAILING, BOUND = "failing rate", "beyond what was tried"
 # Lines of a panel that say in words from where they fail, and the height of such words, as a share of the panel's.
 MOST_LABELS, LABEL_HEIGHT = 3, 0.1
