@@ -171,7 +171,7 @@ class Change(NamedTuple):
     acts_on: str
     words: tuple[str, ...] = ()
     lr_multiplier: float = 1.0
-    scales: tuple[tuple[str, float], ...] = ()
+    scales: Mapping[str, float] = MappingProxyType({})
 
     @property
     def is_intervention(self) -> bool:
@@ -333,26 +333,9 @@ def read_battery() -> Battery:
     """The crash test that comes with the lab, with the tests that installed packages add."""
     load_plugins()
     tree = shipped.load(FILE)
+    changes = {name: build(Change, {**entry, "name": name}, name) for name, entry in tree["changes"].items()}
     tests = {name: _test(name, entry, name) for name, entry in tree["tests"].items()} | _ADDED
-    low, high = map(float, tree["farthest"])
-    changes = {
-        name: Change(
-            name, entry["acts_on"], tuple(entry.get("words", ())), scales=tuple(entry.get("scales", {}).items())
-        )
-        for name, entry in tree["changes"].items()
-    }
-    return Battery(
-        tuple(tree["runs"]),
-        tuple(map(float, tree["curve"])),
-        (low, high),
-        tree["seeds"],
-        tree["sizes"],
-        tree["bracket"],
-        Stages(**tree["confirm"]),
-        changes,
-        tuple(tree["without_hooks"]),
-        tests,
-    )
+    return build(Battery, {**tree, "changes": changes, "tests": tests}, FILE.name)
 
 
 def _test(name: str, entry: Mapping[str, Any], where: str) -> StressTest:

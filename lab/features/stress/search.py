@@ -180,7 +180,7 @@ def change_words(changes: Sequence[Change], own: Tree) -> list[str]:
     """The overrides that add changes to a recipe."""
     names = [change.name for change in changes if change.is_intervention]
     words = [word for change in changes for word in change.words]
-    scales = [scale for change in changes for scale in change.scales]
+    scales = [scale for change in changes for scale in change.scales.items()]
     words += [f"{key}={value * factor:g}" for key, factor in scales if (value := tree_value(own, key))]
     for name in (word.removeprefix("optimizer=") for word in words if word.startswith("optimizer=")):
         words = [*kept_words(name, own["optimizer"]), *words]  # what a change says itself comes last and holds
@@ -214,7 +214,7 @@ def _reason(plan: Plan, change: Change, trial: Trial, test: StressTest, own: Tre
     keys = dict(word.split("=") for word in change.words)
     stress = {word.partition("=")[0] for word in test.stressed.words} if test.stressed else set()
     swaps = "optimizer" in keys and any(key.startswith("optimizer.") for key in stress)
-    if change.name not in test.cures and (swaps or stress & {*keys, *dict(change.scales)}):
+    if change.name not in test.cures and (swaps or stress & {*keys, *change.scales}):
         return f"it takes the stress of {test.title} away"
     if change.is_intervention and change.name in own["intervention"]:
         return HAS_IT
@@ -223,7 +223,7 @@ def _reason(plan: Plan, change: Change, trial: Trial, test: StressTest, own: Tre
     if keys and all(str(tree_value(own, key)) == value for key, value in keys.items()):
         return HAS_IT
     of_interventions = [key for key in keys if key.startswith("intervention.")]
-    if missing := [key for key in (*dict(change.scales), *of_interventions) if not tree_value(own, key)]:
+    if missing := [key for key in (*change.scales, *of_interventions) if not tree_value(own, key)]:
         return f"the recipe has no {missing[0]}"
     if plan.own_model and card and "initial values" in card.at:
         return f"{plan.own_model} draws its own initial values"
