@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -34,16 +33,6 @@ COLUMN_NAMES = {
 OVER = "sensitivity over learning rates from"
 
 
-class Kind(NamedTuple):
-    """How the baselines of a kind are read, written, compared and shown."""
-
-    read: Callable[[Path, Window | None], Any]
-    write: Callable[[Any, Path], None]
-    compare: Callable[[Any, Any, float], Comparison]
-    rows: Callable[[Any], Iterable[dict[str, str]]]
-    about: str = ""
-
-
 def check(
     folder: Path, baseline: Path, margin: float = MARGIN, strict: bool = False, window: Window | None = None
 ) -> Comparison:
@@ -65,43 +54,44 @@ def save(folder: Path, path: Path, window: Window = WINDOW) -> Answer:
     Raises:
         RequestError: the folder holds nothing to guard, or the file is no baseline of its kind.
     """
-    kind = _kind(folder)
-    new, old = kind.read(folder, window), kind.read(path, None) if path.is_file() else None
-    kind.write(new, path)
+    is_card = cards.is_card(folder)
+    new, old = _read(folder, window, is_card), _read(path, None, is_card) if path.is_file() else None
+    if isinstance(new, CardBaseline):
+        files.write_output(path, baseline_text(new))
+    else:
+        check_window(new.runs, new.window)
+        curves.save(new, path)
     changes: list[Part] = []
     if old is not None:
         before, now = _facts(old), _facts(new)
         changed = [name for name in now if before.get(name, []) != now[name]]
         changes = [f"{name}: {'; '.join(before.get(name, []))} -> {'; '.join(now[name])}" for name in changed]
         if OVER not in changed:
-            compared = answer_of(kind.compare(old, new, MARGIN))
+            compare: Callable[..., Comparison] = cards.compare_cards if is_card else compare_baselines
+            compared = answer_of(compare(old, new, MARGIN))
             changes.append(Section(compared.headline, compared.parts))
-    return Answer(f"{path}: the baseline of {folder}", [*changes, *_parts(kind, new)])
+    return Answer(f"{path}: the baseline of {folder}", [*changes, *_parts(new)])
 
 
 def show(path: Path) -> Answer:
     """How the runs of a baseline were made, and a row for each curve, or for each number of a card."""
-    kind = _kind(path)
-    return Answer("", _parts(kind, kind.read(path, None)))
+    return Answer("", _parts(_read(path, None, cards.is_card(path))))
 
 
-def _parts(kind: Kind, baseline: Any) -> list[Part]:
+def _read(path: Path, window: Window | None, is_card: bool) -> Baseline | CardBaseline:
+    return cards.read_card(path) if is_card else curves.read(path, window)
+
+
+def _parts(baseline: Baseline | CardBaseline) -> list[Part]:
     facts = [{"made with": name, "": line} for name, lines in _facts(baseline).items() for line in lines]
-    return [pd.DataFrame(facts), pd.DataFrame(kind.rows(baseline)), kind.about]
+    if isinstance(baseline, CardBaseline):
+        return [pd.DataFrame(facts), pd.DataFrame(cards.rows(baseline)), cards.ABOUT]
+    return [pd.DataFrame(facts), pd.DataFrame(_curve_rows(baseline))]
 
 
 def _facts(baseline: Baseline | CardBaseline) -> Mapping[str, list[str]]:
     """How the runs were made, and for curves the learning rates of the sensitivity, lines by name."""
     return baseline.made if isinstance(baseline, CardBaseline) else {**baseline.made, OVER: [str(baseline.window)]}
-
-
-def _kind(path: Path) -> Kind:
-    return CARDS if cards.is_card(path) else CURVES
-
-
-def _save_curves(baseline: Baseline, path: Path) -> None:
-    check_window(baseline.runs, baseline.window)
-    curves.save(baseline, path)
 
 
 def _curve_rows(baseline: Baseline) -> Iterator[dict[str, str]]:
@@ -115,13 +105,3 @@ def _curve_rows(baseline: Baseline) -> Iterator[dict[str, str]]:
             "seeds": str(len(seeds)),
             **{name: f"{student_t(seeds[column]):±}" for column, name in COLUMN_NAMES.items()},
         }
-
-
-CURVES = Kind(curves.read, _save_curves, compare_baselines, _curve_rows)
-CARDS = Kind(
-    lambda path, _: cards.read_card(path),
-    lambda card, path: files.write_output(path, baseline_text(card)),
-    cards.compare_cards,
-    cards.rows,
-    cards.ABOUT,
-)
