@@ -111,7 +111,7 @@ def of_line(line: Line) -> dict[str, Any]:
         "name": line.test.name,
         **plain(line.test, OF_TEST),
         **plain(line, OF_LINE),
-        **_of_interval(line.interval, "value", "low", "high"),
+        **of_interval(line.interval, "value", "low", "high"),
         "between": line.between,
         "power": power(line.test, line.interval),
         "seeds": line.interval.values,
@@ -124,15 +124,16 @@ def of_cure(cure: Cure) -> dict[str, Any]:
     return {
         "test": cure.test.name,
         **plain(cure, OF_CURE),
-        **_of_interval(cure.cost, "cost_at_best_lr", "cost_low", "cost_high"),
-        **_of_interval(cure.improvement, "takes_off", "low", "high"),
+        **of_interval(cure.cost, "cost_at_best_lr", "cost_low", "cost_high"),
+        **of_interval(cure.improvement, "takes_off", "low", "high"),
         "unit": cure.test.unit,
         "seeds": cure.improvement.n,
         "step_time": cure.step_time,
     }
 
 
-def _of_interval(interval: Interval, *keys: str) -> dict[str, Any]:
+def of_interval(interval: Interval, *keys: str) -> dict[str, Any]:
+    """The mean and the ends of an interval under these keys, with its number of seeds and its level."""
     numbers = dict(zip(keys, interval[:3], strict=True))
     return {**numbers, "n": interval.n, "interval_level": INTERVAL_LEVEL}
 

@@ -13,7 +13,7 @@ from lab.analysis.crossings import rate_text
 from lab.analysis.rendering.layout import Drawing
 from lab.analysis.runaway import HALF
 from lab.analysis.statistics import CHANGE_LEVEL, Interval, holm, student_t
-from lab.analysis.stress.card_json import INTERVAL_LEVEL
+from lab.analysis.stress.card_json import of_interval
 from lab.analysis.stress.lines import Line, strips
 from lab.analysis.stress.measures import FAILS_ABOVE, of_difference, pooled_difference, pooled_interval
 from lab.analysis.text import format_p, listed
@@ -110,6 +110,11 @@ class CardPair:
         return [word for word in first if word in second]
 
     @property
+    def lines(self) -> list[Line]:
+        """The lines of both cards, test by test."""
+        return [line for pair in self.pairs for line in pair[:2]]
+
+    @property
     def title(self) -> str:
         """``Crash test of olmo2 and llama with steps=400``."""
         return _with(f"Crash test of {' and '.join(self.names)}", self.shared)
@@ -170,19 +175,15 @@ class CardPair:
 
     def figure(self) -> Drawing:
         """The strips of all tests, those of the two recipes one below the other."""
-        lines = [line for pair in self.pairs for line in pair[:2]]
-        names = [
-            f"{line.test.title}, {name}: {line.verdict}"
-            for pair in self.pairs
-            for name, line in zip(self.names, pair[:2], strict=True)
-        ]
-        return card_figure(lines, names)
+        recipes = self.names * len(self.pairs)
+        names = [f"{line.test.title}, {name}: {line.verdict}" for line, name in zip(self.lines, recipes, strict=True)]
+        return card_figure(self.lines, names)
 
     def notes(self) -> list[str]:
         """What the numbers mean, and what they do not; a sentence each."""
         notes = SENTENCES.notes_of_pair(
-            is_bound=any(line.is_bound for pair in self.pairs for line in pair[:2]),
-            is_capped=any(line.capped and line.shown_values for pair in self.pairs for line in pair[:2]),
+            is_bound=any(line.is_bound for line in self.lines),
+            is_capped=any(line.capped and line.shown_values for line in self.lines),
             caveats=[
                 (name, pair.first.test.title, caveat)
                 for pair in self.pairs
@@ -220,24 +221,15 @@ class CardPair:
     def strips(self) -> tuple[list[Line], list[str]]:
         """The lines of both cards, test by test, and the name of each."""
         width = max((len(pair.first.test.title) for pair in self.pairs), default=0)
-        named = [
-            (line, f"{pair.first.test.title:{width}}  {name}")
-            for pair in self.pairs
-            for name, line in zip(self.names, pair[:2], strict=True)
-        ]
-        return [line for line, _ in named], [name for _, name in named]
+        return self.lines, [f"{pair.first.test.title:{width}}  {name}" for pair in self.pairs for name in self.names]
 
     def _plain(self, pair: Pair) -> dict[str, Any]:
-        test, interval = pair.first.test, pair.difference
+        test = pair.first.test
         return {
             "name": test.name,
             "title": test.title,
             "unit": test.unit,
-            "difference": interval.mean,
-            "low": interval.low,
-            "high": interval.high,
-            "n": interval.n,
-            "interval_level": INTERVAL_LEVEL,
+            **of_interval(pair.difference, "difference", "low", "high"),
             "p": pair.p,
             "reasons": [f"{name}: {caveat}" for name, caveat in zip(self.names, pair.caveats, strict=True) if caveat],
             "tolerates_more": self.names[pair.tolerates_more] if pair.tolerates_more >= 0 else None,
