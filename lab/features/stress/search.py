@@ -201,9 +201,9 @@ def kept_words(optimizer: str, own: Tree) -> list[str]:
     chain = list(entry["chain"])
     if {"decay", "peak"} <= {*chain} & {*own["chain"]}:
         is_coupled = own["chain"].index("decay") < own["chain"].index("peak")
-        if is_coupled != (chain.index("decay") < chain.index("peak")):
-            first, last = sorted((chain.index("decay"), chain.index("peak")))
-            chain[first], chain[last] = chain[last], chain[first]
+        decay, peak = chain.index("decay"), chain.index("peak")
+        if is_coupled != (decay < peak):
+            chain[decay], chain[peak] = "peak", "decay"
             words.append(f"optimizer.chain=[{','.join(chain)}]")
     return words
 
