@@ -30,7 +30,7 @@ from lab.analysis.stress.cures import CURES, HARMS, IN_PART, LOSES, SCREENED, Cu
 from lab.analysis.stress.lines import BETWEEN, VERDICTS, Line, along, is_judged, lines_of, strips
 from lab.analysis.stress.measures import FAILS_ABOVE, Outcomes, best_lr, curve, failing_lrs, fitted_best_lrs
 from lab.analysis.stress.rates import FineCurve, Passing, fine_curve, passings
-from lab.analysis.text import capitalized, count, format_p, format_value, listed
+from lab.analysis.text import capitalized, count, first_to_last, format_p, format_value, listed
 from lab.core.errors import RequestError, nearest
 from lab.features.stress.reference import beside_published, published_verdicts
 from lab.report.answer import Answer, Figure, OnPage, Part, Section
@@ -164,7 +164,7 @@ class Card:
         known = sorted(lr for lr in self.failing_lrs.values() if lr > 0)
         if not known:
             return f"at no learning rate up to {self.losses.index[-1]:g}"
-        ends = " to ".join(dict.fromkeys([f"{known[0]:.2g}", f"{known[-1]:.2g}"]))
+        ends = first_to_last(f"{lr:.2g}" for lr in known)
         seeds = len(self.failing_lrs)
         return f"from a learning rate of {ends} on{f' (in {len(known)} of {seeds} seeds)' * (len(known) < seeds)}"
 
@@ -323,15 +323,13 @@ class Card:
             lowest, highest, best = self.losses.index[0], self.losses.index[-1], best_lr(self.losses)
             lrs = {"lowest": format_value(lowest), "highest": format_value(highest), "best": format_value(best)}
             return str(SENTENCES.not_judged(**lrs, bigram=self.bigram, loss=self.best_loss))
-        titles = {word: [line.test.title for line in self.lines if line.verdict == word] for word in VERDICTS}
-        titles[OPEN] = [
-            f"{line.test.title} ({listed(line.between, 'or')})" if line.between else line.test.title
-            for line in self.lines
-            if line.verdict == OPEN
-        ]
-        parts = [f"{capitalized(word)}: {listed(titles[word]) if titles[word] else 'none'}." for word in VERDICTS]
-        if unjudged := [line.test.title for line in self.lines if line.verdict == NOT_JUDGED]:
-            parts.append(f"Not judged: {listed(unjudged)}.")
+        titles = dict[str, list[str]]()
+        for line in self.lines:
+            between = f" ({listed(line.between, 'or')})" if line.between else ""
+            titles.setdefault(line.verdict, []).append(f"{line.test.title}{between}")
+        parts = [f"{capitalized(word)}: {listed(titles.get(word, ['none']))}." for word in VERDICTS]
+        if NOT_JUDGED in titles:
+            parts.append(f"Not judged: {listed(titles[NOT_JUDGED])}.")
         return " ".join(parts)
 
     def notes(self) -> list[str]:
