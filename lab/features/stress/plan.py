@@ -141,7 +141,8 @@ def read_plan(
     known = board_changes()
     if unknown := [name for name in arms if name not in known]:
         raise RequestError(no_such_arm(unknown[0]))
-    own = _recipe_words(words) if has_folders else _without_folders(_recipe_words(words))
+    own = [word for word in words if not NO_RECIPE.match(word)]
+    own = own if has_folders else _without_folders(own)
     seeds = ",".join(map(str, range(read_battery().seeds[minutes])))
     names_of_code = [own_code.name for own_code in code]
     for own_code in code:
@@ -265,10 +266,6 @@ def _as_the_file_says(request: Request) -> Request:
     battery = set(read_battery().runs)
     kept = [word for word in request.words if word.text not in battery or not (word.key in chosen or is_set(word.key))]
     return replace(request, words=kept)
-
-
-def _recipe_words(words: Sequence[str]) -> list[str]:
-    return [word for word in words if not NO_RECIPE.match(word)]
 
 
 def _folder_name(words: Sequence[str]) -> str:
