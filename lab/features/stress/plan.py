@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from omegaconf import OmegaConf
 
 from lab.analysis.crossings import Crossing, halving_lrs
@@ -254,17 +255,9 @@ def _as_the_file_says(request: Request) -> Request:
     """A request without the words of the battery where the recipe is a file that says otherwise."""
     content: Any = OmegaConf.to_container(request.files["recipe"]) if "recipe" in request.files else {}
     chosen = {key.removeprefix("override /") for entry in content.get("defaults", ()) for key in entry}
-
-    def is_set(key: str) -> bool:
-        tree = content
-        for name in key.split("."):
-            if not isinstance(tree, Mapping) or name not in tree:
-                return False
-            tree = tree[name]
-        return not isinstance(tree, Mapping)
-
+    dotted = set(pd.json_normalize(content, sep="."))  # the keys of its values
     battery = set(read_battery().runs)
-    kept = [word for word in request.words if word.text not in battery or not (word.key in chosen or is_set(word.key))]
+    kept = [word for word in request.words if word.text not in battery or word.key not in chosen | dotted]
     return replace(request, words=kept)
 
 
