@@ -374,22 +374,19 @@ def answer_of(given: Numbers, command: str, known: Sequence[Published] | None = 
     """
     found, about = rows(given), table()
     known = published_runs() if known is None else known
-    against = [contradicting(row, given, known) for row in found]
+    pairs = [(row, contradicting(row, given, known)) for row in found]
     judged = sum(row.verdict != NOT_JUDGED for row in found)
-    if found:
+    first, against = pairs[0] if pairs else (None, contradicting(None, given, known))
+    lead = "No risk could be judged, since no public run has such numbers."
+    if first:
         lead = f"Of {len(found)} risk{'s' * (len(found) > 1)} {judged or 'none'} could be judged. "
-        lead += f"{capitalized(found[0].risk.title)}: {found[0].finding}."
-        headline = f"{lead} {_contradiction(against[0])}"
-    else:
-        nearest_run = contradicting(None, given, known)
-        headline = f"No risk could be judged, since no public run has such numbers. {_contradiction(nearest_run)}"
-    excluded = {risk.title: word for risk in risks() if (word := risk.excluded_by(given))}
-    left_out, uncovered = [f"{title} ({word})" for title, word in excluded.items()], not_covered(given)
+        lead += f"{capitalized(first.risk.title)}: {first.finding}."
+    headline = f"{lead} {_contradiction(against)}"
+    left_out = [f"{risk.title} ({word})" for risk in risks() if (word := risk.excluded_by(given))]
+    uncovered = not_covered(given)
     asked = {*OF_LAWS, *(key for risk in risks() for key in (*risk.needs, *risk.when))}
     unused = [key for key in given if key not in asked]
-    texts = {key: text_of(value) for key, value in given.items()}
-    size, others = texts.pop("params"), " ".join(f"{key}={text}" for key, text in texts.items())
-    pairs = list(zip(found, against, strict=True))
+    others = " ".join(f"{key}={text_of(value)}" for key, value in given.items() if key != "params")
     return Answer(
         headline,
         [
@@ -404,7 +401,7 @@ def answer_of(given: Numbers, command: str, known: Sequence[Published] | None = 
             *(Section(row.risk.title, _evidence(row, run)) for row, run in pairs),
             Section("What no small model can tell", [about["untold"]]),
         ],
-        title=f"A run of {size} parameters: {others or 'no number given'}",
+        title=f"A run of {text_of(given['params'])} parameters: {others or 'no number given'}",
         command=command,
         data={
             "command": command,
@@ -451,12 +448,10 @@ def _evidence(row: Row, run: Published | None) -> list[list[str]]:
 
 def _plain(row: Row, run: Published | None) -> dict[str, Any]:
     risk, source = row.risk, row.source
-    of_risk = {
-        name: getattr(risk, name) for name in ("name", "title", "number", "trouble", "fails", "published", "test")
-    }
+    of_risk = ("name", "title", "number", "trouble", "fails", "published", "test")
     contradicts = run and {"name": run.name, "outcome": run.outcome, "published": run.published, "source": run.source}
     return {
-        **of_risk,
+        **{name: getattr(risk, name) for name in of_risk},
         "verdict": row.verdict,
         "reason": row.reason or None,
         "value": row.value,
