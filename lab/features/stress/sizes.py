@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 import lab.analysis.laws.fits as fits
-from lab.analysis.laws.fits import Crossing, Line, Prediction, crossing_text
+from lab.analysis.laws.fits import Crossing, Line, crossing_text
 from lab.analysis.stress.measures import Outcomes, curve, failing_lrs, tolerances
 from lab.analysis.text import count, finite, format_value
 from lab.core import files
@@ -63,15 +63,12 @@ class SizeTrend(NamedTuple):
 
     def plain(self) -> dict[str, Any]:
         """The trends in plain values, and in sentences; None where a number is unknown or out of reach."""
-
-        def slope(line: Line | None) -> dict[str, float | int | None]:
-            return line.plain if line else {"slope": None, "n": 0}
-
+        unknown = {"slope": None, "n": 0}
         return {
             "parameters": list(self.sizes),
             "unit": "decades per decade of parameters",
-            "tolerance": slope(self.tolerance),
-            "smallest_failing_lr": slope(self.failing),
+            "tolerance": self.tolerance.plain if self.tolerance else unknown,
+            "smallest_failing_lr": self.failing.plain if self.failing else unknown,
             "lr": finite(self.lr),
             "fails_from_size": self.fails_from.plain,
             "is_extrapolated": bool(self.fails_from.middle > self.sizes[-1]),
@@ -91,12 +88,12 @@ def size_trend(done: Outcomes, sizes: Mapping[tuple[str, ...], int], lr: float) 
         return None
     losses = {size: curve(done, words) for words, size in sorted(sizes.items(), key=lambda item: item[1])}
     table = values_by_size(losses)
-    lines = {quantity: _line(table, quantity) for quantity in (TOLERANCE, FAILING)}
-    fails_from, failing = Crossing(math.nan, math.nan, math.nan), lines[FAILING]
+    tolerance, failing = (_line(table, quantity) for quantity in (TOLERANCE, FAILING))
+    fails_from = Crossing(math.nan, math.nan, math.nan)
     if failing and not math.isnan(lr):
         searched = np.geomspace(min(losses), fits.FARTHEST, fits.SEARCHED_SIZES)
-        fails_from = fits.beyond(searched, Prediction(*failing.predict(searched)), lr, -1)
-    return SizeTrend(list(losses), lines[TOLERANCE], failing, lr, fails_from)
+        fails_from = fits.beyond(searched, failing.predict(searched), lr, -1)
+    return SizeTrend(list(losses), tolerance, failing, lr, fails_from)
 
 
 def values_by_size(losses: Mapping[int, pd.DataFrame]) -> pd.DataFrame:
