@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,11 @@ class Plan:
         return [change for change in changes if not self.arms or change.name in self.arms]
 
 
+def seed_word(seeds: Iterable[int]) -> str:
+    """The override that trains a run of each of these seeds."""
+    return f"seed={','.join(map(str, seeds))}"
+
+
 def read_plan(
     words: Sequence[str],
     command: str,
@@ -144,13 +149,12 @@ def read_plan(
         raise RequestError(no_such_arm(unknown[0]))
     own = [word for word in words if not NO_RECIPE.match(word)]
     own = own if has_folders else _without_folders(own)
-    seeds = ",".join(map(str, range(read_battery().seeds[minutes])))
     names_of_code = [own_code.name for own_code in code]
     for own_code in code:
         words = own_code.with_settings(words)
     # many models of others draw small initial weights, and are not yet better than a bigram model after 200 steps
     longer = ["steps=400"] if any(own_code.kind == "model" for own_code in code) else []
-    every = [*read_battery().runs, *longer, f"seed={seeds}", *words]
+    every = [*read_battery().runs, *longer, seed_word(range(read_battery().seeds[minutes])), *words]
     given = {word.partition("=")[0].lstrip("+~"): word for word in every}  # the last of each key
     request = read_request([*given.values(), *options], command, name=f"stress/{_folder_name([*names_of_code, *own])}")
     request = _as_the_file_says(request).with_code(code)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lab.analysis.stress.arms import arm_cards, board_changes
@@ -22,7 +22,7 @@ from lab.analysis.stress.cures import (
 from lab.analysis.stress.measures import best_lr, curve
 from lab.core.errors import RequestError
 from lab.features.stress.card_bench import CardBench
-from lab.features.stress.plan import Plan
+from lab.features.stress.plan import Plan, seed_word
 from lab.records.plans import Setting
 from lab.sweeping.bench import compose_settings, first_trees, reason_of_card, reason_of_config, tree_value
 from lab.sweeping.compose import Tree
@@ -103,7 +103,7 @@ class CureSearch:
         setting, table = next(iter(bench.done.items()))
         self.own, *_ = compose_settings(bench.plan.request, [setting])[setting]
         seeds = sorted(table.index)
-        self.few = (_seeds(seeds[: self.stages.screened]),) if len(seeds) > self.stages.screened else ()
+        self.few = (seed_word(seeds[: self.stages.screened]),) if len(seeds) > self.stages.screened else ()
         self.last_seed = max(int(table.index.max()) for table in bench.done.values())
 
     def candidates(self, test: StressTest, tests: int) -> Tried:
@@ -138,7 +138,7 @@ class CureSearch:
         trials = []
         for of_test in tried:
             first = self.last_seed + 1
-            seeds = (_seeds(range(first, first + max(self.stages.fresh, of_test.test.seeds))),)
+            seeds = (seed_word(range(first, first + max(self.stages.fresh, of_test.test.seeds))),)
             trials.append((of_test.test, [self._trial(of_test.test, final, seeds) for final in of_test.finals], seeds))
         for of_test, cures in zip(tried, self._judged(trials), strict=True):
             of_test.confirmed = cures
@@ -170,10 +170,6 @@ class CureSearch:
             settings += [setting for trial in trials for setting in trial[1:] if setting]
         self.bench.train_missing(settings)
         return [judge_cures(test, trials, self.bench.done, self.best, seeds) for test, trials, seeds in tried]
-
-
-def _seeds(seeds: Iterable[int]) -> str:
-    return f"seed={','.join(map(str, seeds))}"
 
 
 def change_words(changes: Sequence[Change], own: Tree) -> list[str]:

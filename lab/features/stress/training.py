@@ -13,7 +13,7 @@ from lab.core.printing import say
 from lab.features.stress.card import Card
 from lab.features.stress.card_bench import CardBench
 from lab.features.stress.pair import CardPair, card_pair
-from lab.features.stress.plan import USUAL_BEST, Plan
+from lab.features.stress.plan import USUAL_BEST, Plan, seed_word
 from lab.features.stress.progress import Progress
 from lab.features.stress.search import try_cures
 from lab.features.stress.sizes import settings_of_sizes
@@ -149,7 +149,7 @@ def _with_seeds(test: StressTest, seeds: Sequence[int]) -> StressTest:
     if test.seeds <= len(seeds):
         return test
     more = range(max(seeds) + 1, max(seeds) + 1 + test.seeds - len(seeds))
-    word = f"seed={','.join(map(str, [*seeds, *more]))}"
+    word = seed_word([*seeds, *more])
 
     def with_seeds(place: Place | None) -> Place | None:
         return place._replace(words=(*place.words, word)) if place else None
