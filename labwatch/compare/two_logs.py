@@ -277,12 +277,9 @@ def _shared_sentence(letter: str, pair: Pair) -> str:
 def pair_sentences(letter: str, pair: Pair) -> Iterator[str]:
     """All that is said of a pair."""
     yield _shared_sentence(letter, pair)
-    if lost := lost_phrase(letter, pair):
-        yield f"{capitalized(lost)}."
-    if rewards := rewards_phrase(letter, pair):
-        yield f"{capitalized(rewards)}."
-    if vocabularies := vocabularies_phrase(letter, pair):
-        yield f"{capitalized(vocabularies)}."
+    for phrase in (lost_phrase(letter, pair), rewards_phrase(letter, pair), vocabularies_phrase(letter, pair)):
+        if phrase:
+            yield f"{capitalized(phrase)}."
     for gap in pair.gaps:
         yield from _gap_sentences(letter, gap)
     if pair.bumps:
