@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from lab.core.windows import Numbers
 from labwatch.events.detectors import Log
+from labwatch.events.twins import finite_losses
 
 # Means of the loss over pieces of the steps, at most so many; and the pieces at the start that are left out, those of a
 # first line, and those whose mean is compared with it.
@@ -55,11 +56,10 @@ def departure(log: Log, siblings: Sequence[Log]) -> Departure | None:
         siblings: at least two runs of the same recipe, schedule and number of steps in other sizes, each tuned; better
             on the same batches.
     """
-    mine_n = _finite_steps(log)
-    step_n = reduce(np.intersect1d, [_finite_steps(sibling) for sibling in siblings])
-    step_n = step_n[
-        np.isin(step_n, mine_n) | (step_n > max(mine_n, default=-1))
-    ]  # what the run has not logged yet stays
+    mine_n, _ = finite_losses(log)
+    step_n = reduce(np.intersect1d, [finite_losses(sibling)[0] for sibling in siblings])
+    # what the run has not logged yet stays
+    step_n = step_n[np.isin(step_n, mine_n) | (step_n > max(mine_n, default=-1))]
     if len(step_n) < FEWEST:
         return None
     edges = np.unique(np.linspace(0, len(step_n), PIECES + 1).round().astype(int))
@@ -74,10 +74,6 @@ def departure(log: Log, siblings: Sequence[Log]) -> Departure | None:
     alarm = int(judged_n[alarms[0]]) if len(alarms) else None
     run_p = np.append(loss_p, np.full(len(edges) - 1 - pieces, math.nan))
     return Departure(judged_n, excess_n, tolerance, alarm, step_n[edges[1:] - 1], np.vstack([run_p, curve_sp]))
-
-
-def _finite_steps(log: Log) -> NDArray[np.int64]:
-    return log.step_n[np.isfinite(log.columns["loss"])]
 
 
 def _means(log: Log, step_n: NDArray[np.int64], edges: NDArray[np.int64]) -> Numbers:

@@ -62,12 +62,17 @@ class Sharing(NamedTuple):
         return self.is_known and self.shared_rows == self.rows
 
 
+def finite_losses(log: Log) -> tuple[NDArray[np.int64], Numbers]:
+    """The steps ``[n]`` at which a log has a finite loss, and these losses ``[n]``."""
+    known_n = np.isfinite(log.columns["loss"])
+    return log.step_n[known_n], log.columns["loss"][known_n]
+
+
 def common_losses(a: Log, b: Log) -> tuple[NDArray[np.int64], Numbers, Numbers]:
     """The steps ``[n]`` at which both logs have a finite loss, and both losses ``[n]``."""
-    step_n, rows_a, rows_b = np.intersect1d(a.step_n, b.step_n, return_indices=True)
-    a_n, b_n = a.columns["loss"][rows_a], b.columns["loss"][rows_b]
-    known_n = np.isfinite(a_n) & np.isfinite(b_n)
-    return step_n[known_n], a_n[known_n], b_n[known_n]
+    (step_a, a_n), (step_b, b_n) = (finite_losses(log) for log in (a, b))
+    step_n, rows_a, rows_b = np.intersect1d(step_a, step_b, return_indices=True)
+    return step_n, a_n[rows_a], b_n[rows_b]
 
 
 def shared_batches(a: Log, b: Log) -> Sharing:
@@ -355,17 +360,12 @@ def spiking(events: Sequence[Event], step_n: NDArray[np.int64]) -> NDArray[np.bo
 
 def _interpolated(a: Log, b: Log) -> tuple[NDArray[np.int64], Numbers, Numbers]:
     """The losses of two logs with few steps in common, at the steps of that with fewer rows where both run."""
-    (step_a, a_n), (step_b, b_n) = (_finite(log) for log in (a, b))
+    (step_a, a_n), (step_b, b_n) = (finite_losses(log) for log in (a, b))
     if not len(step_a) or not len(step_b):
         return step_a[:0], a_n[:0], b_n[:0]
     wide = step_a if len(step_a) <= len(step_b) else step_b
     step_n = wide[(wide >= max(step_a[0], step_b[0])) & (wide <= min(step_a[-1], step_b[-1]))]
     return step_n, np.interp(step_n, step_a, a_n), np.interp(step_n, step_b, b_n)
-
-
-def _finite(log: Log) -> tuple[NDArray[np.int64], Numbers]:
-    known_n = np.isfinite(log.columns["loss"])
-    return log.step_n[known_n], log.columns["loss"][known_n]
 
 
 def line_of(
