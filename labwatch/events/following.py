@@ -48,9 +48,7 @@ class _Run:
         self.watch = TrendWatch()
         self.columns: dict[str, Column] = defaultdict(Column)
         self.first = -1  # the first step
-        self.offset = (
-            0  # steps of earlier passes over the data, after each of which they begin anew as the loss goes on
-        )
+        self.offset = 0  # steps of earlier passes over the data, after which they begin anew as the loss goes on
         self.rows = 0  # number of losses read
         self.last = -1  # step of the last one
         self.open = dict[str, str]()  # the last known ending of each raised spike that has not recovered, by its step
