@@ -165,9 +165,7 @@ def _digit(loss_n: Numbers) -> float:
 def _departures(pair: Pair, until: int, column: str | None = None) -> list[int]:
     """The steps, up to one, at which a column of the replay differs, or any of them."""
     first, again = pair if column is None else (table[[column]] for table in pair)
-    differs = ~(first.eq(again) | (first.isna() & again.isna())).all(axis=1)
-    step_n = differs.index.to_numpy()
-    return list(step_n[differs.to_numpy() & (step_n <= until)].tolist())
+    return [step for step in first.compare(again).index.tolist() if step <= until]
 
 
 def _diagnose(log: Log, pair: Pair, step: int, until: int, *, returns: bool) -> str:
