@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lab.analysis.rendering import html
-from lab.analysis.text import format_value, listed
+from lab.analysis.text import finite, format_value, listed
 from lab.core.windows import Numbers
 from labwatch.events.detectors import KINDS, LABELS, Event, Log, column_of, constants, label_of
 from labwatch.events.held_out_losses import WINDOW
@@ -35,9 +35,7 @@ def plain_event(log: Log, event: Event) -> dict[str, Any]:
     facts = event._asdict()
     if event.kind == "logit_rounding":
         facts |= {"level": rounded_level(log, event), "mantissa_bits": log.mantissa_bits}
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in facts.items()
-    }
+    return {name: finite(value) for name, value in facts.items()}
 
 
 def sentence(log: Log, event: Event, *, is_growing: bool = False) -> str:
