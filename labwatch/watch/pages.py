@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,9 +20,8 @@ from labwatch.events.reinforcement import DEPARTURES
 from labwatch.recordings.diagnosis import Finding
 from labwatch.recordings.readings import quantities
 from labwatch.recordings.recording import Recording
-from labwatch.recordings.words import Report, checked, what_moved
-from labwatch.recordings.words import next_look as next_in_recording
-from labwatch.watch.words import next_look, what_happened
+from labwatch.recordings.words import Report, checked, next_look, what_moved
+from labwatch.watch.words import what_happened
 
 OTHERS = "#9a9a9a"  # the colour of parts that no finding names
 # Rows shown on both sides of an event.
@@ -37,8 +35,8 @@ LONGEST_NAME = 100  # letters of a run's name that become part of a file name
 
 def page(
     log: Log,
-    events: Mapping[str, Sequence[Event]],
-    causes: Mapping[Event, str] = MappingProxyType({}),
+    events: Sequence[Event],
+    advice: Mapping[Event, str],
     compared: str | None = None,
     recorded: Report | None = None,
     notes: Sequence[str] = (),
@@ -47,20 +45,15 @@ def page(
 
     Args:
         log: the run.
-        events: the alarms of all runs, by name.
-        causes: the causes of loss spikes, if there is a replay.
+        events: its alarms.
+        advice: what to look at next after each.
         compared: the address of the page that compares it with its replay.
         recorded: what it says if it is a recording; the page leads with its first finding.
         notes: on how the log was read.
     """
     findings = recorded.findings if recorded else []
-
-    def advice(event: Event) -> str:
-        known = next((finding for finding in findings if finding.explains(event)), None)
-        return next_in_recording(known) if known else next_look(log, event, events, causes.get(event, ""))
-
     by_step: dict[int, list[Event]] = {}
-    for event in events[log.name]:
+    for event in events:
         by_step.setdefault(event.step, []).append(event)
     sections = [Markup(LINK).format(compared)] if compared else []
     if recorded:
@@ -68,19 +61,20 @@ def page(
             panel = finding_figure(recorded.recording, finding)
             sections += [
                 html.paragraph(f"Step {finding.step}: {what_moved(finding)}.", "plain" if number else "lead"),
-                html.paragraph(f"Look next at {next_in_recording(finding)}."),
+                html.paragraph(f"Look next at {next_look(finding)}."),
                 html.figure(layout.svg(panel, f"finding{number}"), panel.caption),
             ]
         sections.append(html.paragraph(f"{checked(recorded.plain['checks'])}.", "facts"))
     for number, (step, together) in enumerate(by_step.items()):
-        happened = [(what_happened(log, event), advice(event)) for event in together]
-        text = html.bullets([f"{capitalized(what)}. Look next at {next_one}." for what, next_one in happened])
+        text = html.bullets(
+            [f"{capitalized(what_happened(log, event))}. Look next at {advice[event]}." for event in together]
+        )
         drawing = event_figure(log, together[-1]) if number < MOST_FIGURES else None
         figures = [html.figure(layout.svg(drawing, f"event{number}"), drawing.caption)] if drawing else []
         sections.append(html.section(f"Step {step}", text, *figures))
     if notes:
         sections.append(html.section("How the log was read", html.bullets(notes)))
-    alarms = len(findings) + sum(not any(found.explains(event) for found in findings) for event in events[log.name])
+    alarms = len(findings) + sum(not any(found.explains(event) for found in findings) for event in events)
     return html.document(f"{log.name}: {alarms} alarm{'s' * (alarms != 1)}", sections)
 
 

@@ -180,14 +180,12 @@ def watch(
     if alarms or findings:  # what words and pages need takes long to load
         from labwatch.watch.words import next_look, plain_event, sentence
 
-    def next_of(log: Log, event: Event) -> str:
-        known = explained.get(event)
-        return next_in_recording(known) if known else next_look(log, event, events, causes.get(event, ""))
-
+    advice = {event: next_look(log, event, events, causes.get(event, "")) for log, event in alarms}
+    advice |= {event: next_in_recording(finding) for event, finding in explained.items()}
     if as_json:
         plain = [
             plain_event(log, event)
-            | {"text": sentence(log, event), "next": next_of(log, event)}
+            | {"text": sentence(log, event), "next": advice[event]}
             | ({"cause": causes.get(event)} if replays else {})
             for log, event in alarms
         ]
@@ -197,26 +195,28 @@ def watch(
         output |= {"notes": notes} if notes else {}
         return [json.dumps(output, indent=1, allow_nan=False)], bool(number)
     if number:
-        from labwatch.compare import two_logs
         from labwatch.compare.answer import answer_of
+        from labwatch.compare.two_logs import compared
         from labwatch.watch import pages
     lines = [*notes, *(recorded.lines if recorded else [])]
     folder = path / "alarms" if path.is_dir() else path.with_name(f"{path.name}.alarms")
     for log in logs:
-        if events[log.name] or findings:
-            page = folder / f"{pages.file_name(log.name)}.html"
-            beside = page.with_suffix(".compared.html") if find_twins(log, logs, twins) else None
-            if str(path) != STANDARD_INPUT:
-                link = beside.name if beside else None
-                of_log = [note for note in notes if not path.is_dir() or note.startswith(log.name)]
-                files.write_text(page, pages.page(log, events, causes, link, recorded, of_log), within=folder.parent)
-            if beside and str(path) != STANDARD_INPUT:
-                text = answer_of(two_logs.compared([log, *find_twins(log, logs, twins)])).html()
-                files.write_text(beside, text, within=folder.parent)
-            for event in events[log.name]:
-                cause = _because(causes[event]) if event in causes else ""
-                lines.append(f"{sentence(log, event)}{cause}. Look next at {next_of(log, event)}.")
-            lines += [f"  {page}"] if str(path) != STANDARD_INPUT else []
+        if not events[log.name] and not findings:
+            continue
+        for event in events[log.name]:
+            cause = _because(causes[event]) if event in causes else ""
+            lines.append(f"{sentence(log, event)}{cause}. Look next at {advice[event]}.")
+        if str(path) == STANDARD_INPUT:
+            continue
+        page = folder / f"{pages.file_name(log.name)}.html"
+        beside = page.with_suffix(".compared.html")
+        replayed = find_twins(log, logs, twins)
+        of_log = [note for note in notes if not path.is_dir() or note.startswith(log.name)]
+        text = pages.page(log, events[log.name], advice, beside.name if replayed else None, recorded, of_log)
+        files.write_text(page, text, within=folder.parent)
+        if replayed:
+            files.write_text(beside, answer_of(compared([log, *replayed])).html(), within=folder.parent)
+        lines.append(f"  {page}")
     for run, step, cause in departed:
         lines.append(f"{run} step {step}: departs from its replay{_because(cause)}")
     runs = f"{len(logs)} run{'s' * (len(logs) != 1)}"
