@@ -110,6 +110,14 @@ def test_the_running_mean_of_norms_stands_still_in_an_event() -> None:
     assert (event.step, event.usual) == (300, pytest.approx(1.0))
 
 
+def test_the_usual_norm_of_an_event_is_that_before_it() -> None:
+    norms = np.ones(1000)
+    norms[300:] = 1.5
+    norms[[300, 900]] = 50.0
+    found = [event.usual for event in detect(log(calm(), grad_norm=norms)) if event.kind == "gradient_spike"]
+    assert found == [pytest.approx(1.0), pytest.approx(1.5, rel=0.02)]
+
+
 @pytest.mark.parametrize(
     ("column", "kind", "low", "high"),
     [
@@ -984,6 +992,16 @@ def test_a_results_folder_is_watched_run_by_run(tmp_path: Path, capsys: pytest.C
     told = {(event["run"], event["kind"]) for event in json.loads(out)["events"]}
     assert code == 1
     assert told == {(run["id"], "logit_growth") for run in runs if run["optimizer.lr"] == 1e-1}
+
+
+def test_runs_of_one_name_in_two_files_are_two_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, loss in (("a", calm() + bump(3.0)), ("b", calm(1))):
+        table = pd.DataFrame({"run": "default", "step": STEPS, "loss": loss})
+        table.to_csv(tmp_path / f"{name}.csv", index=False)
+    code, out, _ = watched(capsys, str(tmp_path))
+    assert code == 1
+    assert "\na.csv: default step 500: loss spike" in out
+    assert out.endswith("\n1 alarm in 2 runs\n")
 
 
 def test_watching_loads_neither_torch_nor_what_draws_before_there_is_an_alarm(tmp_path: Path) -> None:

@@ -296,7 +296,7 @@ def norm_leads(log: Log, row: int) -> list[int]:
 
 def gradient_spikes(norm_n: Numbers) -> Iterator[Span]:
     """Gradient norms above ``GRADIENT_RISE`` times their running mean, which is frozen during an event."""
-    mean, seen, first, last = math.nan, 0, -1, -1
+    mean, seen, first, last, usual = math.nan, 0, -1, -1, math.nan
     largest = np.fmax.accumulate(np.concatenate([[-math.inf], norm_n]))
     for row, norm in enumerate(norm_n):
         high = seen >= FEWEST and not norm <= GRADIENT_RISE * mean
@@ -305,14 +305,16 @@ def gradient_spikes(norm_n: Numbers) -> Iterator[Span]:
             return
         if high:
             if first >= 0 and row - last >= MERGE:
-                yield Span(first, last, mean)
+                yield Span(first, last, usual)
                 first = -1
-            first, last = (row if first < 0 else first), row
+            if first < 0:
+                first, usual = row, mean
+            last = row
         elif math.isfinite(norm):
             seen += 1
             mean = norm if seen == 1 else MEMORY * mean + (1 - MEMORY) * norm
     if first >= 0:
-        yield Span(first, last, mean)
+        yield Span(first, last, usual)
 
 
 def lasting_overflow(norm_n: Numbers) -> Iterator[Span]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -118,7 +118,7 @@ def _runs(path: Path, reader: type[RunReader], given: Mapping[str, str], bits: i
 
 
 def _folder(path: Path, given: Given, bits: int, with_parts: bool) -> Logs:
-    """The logs in a folder; its other files are named in a note."""
+    """The logs in a folder, those of one name under the name of their file, too; other files are named in a note."""
 
     def is_log(file: Path) -> bool:
         return file.is_file() and log_suffix(file) in LOGS
@@ -127,18 +127,20 @@ def _folder(path: Path, given: Given, bits: int, with_parts: bool) -> Logs:
     if not found:  # the newest checkpoint of Transformers holds the history of all
         states = sorted(path.glob("checkpoint-*/trainer_state.json"), key=lambda state: (len(str(state)), state))
         found = states[-1:]
-    logs, refusals = Logs([], []), list[str]()
+    logs, notes, refusals = list[tuple[Path, Log]](), list[str](), list[str]()
     for file in found:
         try:
             more = read_logs(file, bits, given, with_parts=with_parts)
         except RequestError as refusal:
             refusals.append(f"not read: {refusal!s}")
             continue
-        logs.runs.extend(more.runs)
-        logs.notes.extend(more.notes)
-    if not logs.runs:
+        logs += [(file, log) for log in more.runs]
+        notes += more.notes
+    if not logs:
         raise RequestError(f"no results folder or log {path}: {'; '.join(refusals) or 'no run of the lab and no log'}")
-    return Logs(logs.runs, [*logs.notes, *refusals])
+    times = Counter(log.name for _, log in logs)
+    runs = [log._replace(name=f"{file.name}: {log.name}") if times[log.name] > 1 else log for file, log in logs]
+    return Logs(runs, [*notes, *refusals])
 
 
 def _log(path: Path, file: BinaryIO, given: Given, bits: int, with_parts: bool) -> Logs:
