@@ -444,6 +444,15 @@ def test_the_commands_of_the_page_print_what_it_quotes(
     assert (tmp_path / "two_logs.html").exists()
 
 
+def test_the_gap_of_logs_without_common_steps_is_drawn_where_it_is_judged(tmp_path: Path, output_of: OutputOf) -> None:
+    losses, paths = twin(0, 1), [str(tmp_path / f"{name}.csv") for name in "ab"]
+    for first, path in enumerate(paths):
+        pd.DataFrame({"step": range(first, 2 * len(losses), 2), "loss": losses}).to_csv(path, index=False)
+    page = tmp_path / "page.html"
+    output_of("compare", *paths, "--html", page)
+    assert "gap B - A" in page.read_text(encoding="utf-8")
+
+
 def sibling(width: int, seed: int, rows: int = 200) -> Log:
     """One curve for all sizes, up to an offset and a factor that depend on the width."""
     return log(width**-0.3 + 5 * width**-0.1 * twin(seed, width, rows) / 10, f"d{width}")
@@ -543,3 +552,5 @@ def test_the_command_follows_siblings(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "leaves the curve" in page.read_text()
     assert "keeps to the curve of its siblings" in output_of("compare", *paths[1:], *paths[1:], "--siblings")
     assert "two siblings" in output_of("compare", *paths[:2], "--siblings", code=2)
+    flat = written(tmp_path / "flat.csv", np.zeros(200))
+    assert "never changes" in output_of("compare", *paths, flat, "--siblings", code=2)

@@ -18,7 +18,7 @@ from labwatch.compare.two_logs import (
 )
 from labwatch.events.collapse import EARLY
 from labwatch.events.detectors import Log
-from labwatch.events.twins import Gap, common_losses
+from labwatch.events.twins import Gap, compared_losses
 
 MOST_POINTS = 400  # of a curve
 MEANS = 60  # of the gap
@@ -124,7 +124,7 @@ def _colour(is_paired: bool) -> str:
 
 def _draw_gap(axes: Axes, pair: Pair) -> None:
     """Means of the gap, and the line of each part with its interval."""
-    step_n, a_n, b_n = common_losses(pair.first, pair.second)
+    step_n, a_n, b_n = compared_losses(pair.first, pair.second)
     heights = list[float]()
     for gap in pair.gaps:
         part = slice(pair.sharing.shared_rows) if gap.is_paired else slice(pair.sharing.shared_rows, None)

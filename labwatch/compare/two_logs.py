@@ -17,7 +17,18 @@ from lab.records import store
 from labwatch.events.collapse import FEWEST, Departure, departure
 from labwatch.events.detectors import LAST_WORDS, SPIKE, UNRECOVERED, Event, Log, detect
 from labwatch.events.logs import logs_of, read_logs
-from labwatch.events.twins import LEVEL, POWER, Bump, Gap, Sharing, bumps, gaps, shared_batches, shares_event
+from labwatch.events.twins import (
+    LEVEL,
+    POWER,
+    Bump,
+    Gap,
+    Sharing,
+    bumps,
+    finite_losses,
+    gaps,
+    shared_batches,
+    shares_event,
+)
 from labwatch.watch.words import sentence
 
 METHOD = (
@@ -165,11 +176,17 @@ def follow_siblings(paths: Sequence[Path]) -> Siblings:
         paths: the run first; as in ``compare_logs``.
 
     Raises:
-        RequestError: a path cannot be read, there are fewer than two siblings, or they have too few steps in common.
+        RequestError: a path cannot be read, a log has rewards or a constant loss, there are fewer than two siblings, or
+            they have too few steps in common.
     """
-    run, *siblings = _distinct(_read_all(paths)[0])
+    logs = _distinct(_read_all(paths)[0])
+    run, *siblings = logs
     if len(siblings) < 2:
         raise RequestError("--siblings needs a run and at least two siblings: lab compare LOG LOG LOG [...] --siblings")
+    for log in logs:
+        if log.is_of_rewards or len(np.unique(finite_losses(log)[1])) == 1:
+            which = "rewards" if log.is_of_rewards else "a loss that never changes"
+            raise RequestError(f"{log.name} has {which}; --siblings compares losses that fall along one curve")
     found = departure(run, siblings)
     if found is None:
         raise RequestError(f"{run.name} and its siblings have fewer than {FEWEST} steps in common")

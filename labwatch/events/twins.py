@@ -291,9 +291,7 @@ def gaps(a: Log, b: Log, sharing: Sharing, events: Sequence[Event] = (), margin:
         events: of both; loss spikes are left out.
         margin: nats per token within which losses are equal; None is ``EQUAL`` times the loss of the first log.
     """
-    step_n, a_n, b_n = common_losses(a, b)
-    if len(step_n) < FEWEST_ROWS:
-        step_n, a_n, b_n = _interpolated(a, b)
+    step_n, a_n, b_n = compared_losses(a, b)
     found = list[Gap]()
     for is_paired, some in ((True, slice(sharing.shared_rows)), (False, slice(sharing.shared_rows, None))):
         if len(step_n[some]):
@@ -358,11 +356,15 @@ def spiking(events: Sequence[Event], step_n: NDArray[np.int64]) -> NDArray[np.bo
     return is_spiking_n
 
 
-def _interpolated(a: Log, b: Log) -> tuple[NDArray[np.int64], Numbers, Numbers]:
-    """The losses of two logs with few steps in common, at the steps of that with fewer rows where both run."""
+def compared_losses(a: Log, b: Log) -> tuple[NDArray[np.int64], Numbers, Numbers]:
+    """Steps ``[n]`` at which two logs are compared, and both losses ``[n]``.
+
+    Those in common; where these are few, those of the log with fewer rows where both run, with interpolated losses.
+    """
+    common = common_losses(a, b)
     (step_a, a_n), (step_b, b_n) = (finite_losses(log) for log in (a, b))
-    if not len(step_a) or not len(step_b):
-        return step_a[:0], a_n[:0], b_n[:0]
+    if len(common[0]) >= FEWEST_ROWS or not len(step_a) or not len(step_b):
+        return common
     wide = step_a if len(step_a) <= len(step_b) else step_b
     step_n = wide[(wide >= max(step_a[0], step_b[0])) & (wide <= min(step_a[-1], step_b[-1]))]
     return step_n, np.interp(step_n, step_a, a_n), np.interp(step_n, step_b, b_n)

@@ -380,7 +380,9 @@ def _frame(read: _Reading, settings: _Settings, source: str) -> pd.DataFrame:
             "intervention": "none",
             store.TABLE: source,
             **dict.fromkeys(UNKNOWN, "unknown"),
-            "notes": ["; ".join(map(": ".join, zip(words, row, strict=True))) for row in words.to_numpy()],
+            "notes": [
+                "; ".join(f"{name}: {word}" for name, word in zip(words, row, strict=True)) for row in words.to_numpy()
+            ],
             **{column: values for column, values in optional.items() if values is not None},
             **{settings.keys[name]: table[name] for name in chosen},
         }
