@@ -139,7 +139,8 @@ def _from_json(path: Path, content: Mapping[str, Any]) -> Baseline:
     runs = pd.DataFrame(rows).astype(dict.fromkeys(["lr", *NUMBERS], "float64") | {"seed": str, "arm": "string"})
     _check(runs, curves)
     made = {name: list(map(str, lines)) for name, lines in content["made"].items()}
-    recipe_lrs = {n: float(curve["recipe_lr"]) for n, curve in enumerate(content["curves"]) if "recipe_lr" in curve}
+    given = {n: curve["recipe_lr"] for n, curve in enumerate(content["curves"]) if "recipe_lr" in curve}
+    recipe_lrs = {n: float(lr) for n, lr in given.items()}
     if not all(0 < lr < math.inf for lr in recipe_lrs.values()):
         raise ValueError("a learning rate is none")
     return Baseline(str(path), runs, curves, made, window_of(content.get("window", WINDOW)), recipe_lrs)

@@ -200,11 +200,9 @@ def compare_baselines(old: Baseline, new: Baseline, margin: float, strict: bool 
     if reasons:
         return comparison
     before, measured_new = measured(old), measured(new)
-    now = {number: measured_new[other] for number, other in match.pairs.items()}  # by number of the old curve
+    now = {number: measured_new[other] for number, other in match.pairs.items()}
     arms = {number: where(old, number) for number in match.pairs}
-    limits = {number: margins(before[number], margin) for number in arms}
-    changes = [each for number in arms for each in _changes(arms[number], before[number], now[number], limits[number])]
-    changes = judged_together([*changes, *_orders(arms, before, now, limits)])
+    changes = compare_tables(arms, before, now, margin)
     moving = {
         (change.arm, change.size)
         for change in changes
@@ -213,7 +211,7 @@ def compare_baselines(old: Baseline, new: Baseline, margin: float, strict: bool 
     moves: list[Move] = []
     for number, other in match.pairs.items():
         if arms[number] in moving:
-            negligible = {unit: NEGLIGIBLE * limit for unit, limit in limits[number].items()}
+            negligible = {unit: NEGLIGIBLE * limit for unit, limit in margins(before[number], margin).items()}
             moves += find_moves(arms[number], runs_of(old, number), runs_of(new, other), negligible)
     notes += [line for number in arms for line in _recipe_lrs(old, number, before[number], now[number])]
     notes += [line for number in arms for line in _missing(old, number, before[number], now[number])]
@@ -224,6 +222,30 @@ def compare_baselines(old: Baseline, new: Baseline, margin: float, strict: bool 
         for number, names in match.removed.items()
     ]
     return comparison._replace(changes=changes, moves=moves, removed=removed)
+
+
+def compare_tables(
+    arms: Mapping[int, tuple[str, int]],
+    before: Mapping[int, pd.DataFrame],
+    now: Mapping[int, pd.DataFrame],
+    margin: float,
+) -> list[Change]:
+    """Changes of quantities and of the order of arms, judged together.
+
+    Args:
+        arms: arm and size by number of the curve.
+        before: tables of the baseline, as ``measured`` makes them, by number of the curve.
+        now: new tables, by number of the old curve.
+        margin: share of the best loss by which losses may rise.
+    """
+    limits = {number: margins(before[number], margin) for number in arms}
+    changes = [
+        change
+        for number, arm_and_size in arms.items()
+        for change in _changes(arm_and_size, before[number], now[number], limits[number])
+    ]
+    changes += _orders(arms, before, now, limits)
+    return judged_together(changes)
 
 
 def judged_together(changes: Sequence[Change]) -> list[Change]:
