@@ -1269,7 +1269,18 @@ def test_code_has_the_name_that_it_was_given_by(kind: str, name: str) -> None:
 def source_of(kind: str, given: Any) -> tuple[str, str]:
     """The name of code, and the digest on which ids depend."""
     code = own_code.read(kind, given)
-    return code.name, re.search(r"source=(\w+)", " ".join(code.words))[1]  # type: ignore[index]
+    return code.name, re.search(r"source='(\w+)'", " ".join(code.words))[1]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("kind", "name"), [("model", "model"), ("optimizer", "Plain")])
+def test_a_digest_that_looks_like_a_number_is_none(
+    kind: str, name: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_code, "text_digest", lambda text: "18596108006599e0")
+    Path("mine.py").write_text(ALIASES)
+    composed = tree(*own_code.read(kind, f"mine.py:{name}").words)
+    own = composed["optimizer"] if kind == "optimizer" else composed["custom_model"][name]
+    assert own["source"] == "18596108006599e0"
 
 
 @pytest.fixture

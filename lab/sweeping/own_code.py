@@ -172,11 +172,11 @@ def _model(given: Any, probes: Mapping[str, str]) -> OwnCode:
     fixed = [part for part in ("width", "depth") if part not in entry.takes]
     if fixed:
         remark = f"{name} takes no {' and no '.join(fixed)}, so it has the size that it is built with"
-    digest = text_digest(text)
+    digest = text_digest(text)  # quoted, since 12e4 is a number
     return OwnCode(
         "model",
         name,
-        [f"+custom_model.{name}.source={digest}", "intervention=[]", *([PROBED] if probes else [])],
+        [f"+custom_model.{name}.source='{digest}'", "intervention=[]", *([PROBED] if probes else [])],
         settings,
         digest,
         remark,
@@ -202,7 +202,7 @@ def _optimizer(given: Any, _: Mapping[str, str]) -> OwnCode:
         f"optimizer.name='{name}'",  # quoted, since a class may be called Nan or Null
         f"optimizer.chain=[{','.join(map(repr, chain))}]",
         "~optimizer.weight_decay",
-        f"++optimizer.source={digest}",
+        f"++optimizer.source='{digest}'",
         *(f"++optimizer.{key}={json.dumps(value)}" for key, value in numbers.items()),
     ]
     remark = "" if takes_all else f"{name} takes matrices only; Adam trains embedding, head, gains and biases"

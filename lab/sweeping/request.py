@@ -204,6 +204,8 @@ def read_request(
     given = read_options(arguments)
     code = [*code, *own_code.read_options(given)]
     for own in code:
+        if own.kind == "optimizer" and any(word.lstrip("+").startswith("optimizer=") for word in given.words):
+            raise RequestError("--optimizer and optimizer= both choose an optimizer; give one of them")
         given.words = own.with_settings(given.words)
         if own.rate and not sweep:
             given.words = [own.rate, *given.words]
