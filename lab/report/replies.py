@@ -246,7 +246,10 @@ def _leading(study: Study, contrast: Contrast, column: str) -> str:
     measure, sign = contrast.measure, 1 if contrast.measure.better == "lower" else -1
     worse = ABOVE if sign > 0 else BELOW
     known = {arm: cells[column] for arm, cells in contrast.levels.items() if cells[column].n}
-    best = min(known, key=lambda arm: sign * known[arm].mean)
+    # by what both ran, since the level of an arm that skipped learning rates is another
+    above = {arm: cells[column].mean for arm, cells in contrast.differences.items() if cells[column].n}
+    compared_arms = [arm for arm in known if arm in above or (above and arm == contrast.reference)]
+    best = min(compared_arms or known, key=lambda arm: sign * (above.get(arm, 0.0) if above else known[arm].mean))
     beside = contrasts.contrast(measure, measure.points(study), best, study.window).differences
     ties = [arm for arm in known if arm != best and zones(beside[arm][column], (0.0,)) != worse]
     is_compared = contrast.reference != best and contrast.reference in known
