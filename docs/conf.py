@@ -112,6 +112,7 @@ docs/api
 docs/architecture
 benchmarks/RESULTS
 benchmarks/RESULTS_AMX
+benchmarks/RESULTS_FP32
 benchmarks/PARTS
 benchmarks/ACCELERATOR
 benchmarks/FALSE_ALARMS

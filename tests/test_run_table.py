@@ -558,6 +558,11 @@ def test_the_best_over_a_setting_is_taken_where_asked() -> None:
     assert set(from_frame(pd.DataFrame(rows), size="N", best_over="bs").points["arm"]) == {"D 1000000", "D 4000000"}
 
 
+def test_a_table_without_rows_is_refused() -> None:
+    with pytest.raises(RequestError, match="has no rows"):
+        from_frame(pd.DataFrame({"lr": [], "seed": [], "val_loss": []}))
+
+
 def test_the_best_over_a_rate_is_taken_where_a_setting_is_called_as_the_rate_is() -> None:
     """``lr`` is what a schedule left of the rate in the last step."""
     rates = {"learning_rate": [1e-3, 1e-3, 1e-2, 1e-2], "min_lr": [1e-5] * 4, "lr": [1e-5] * 4, "seed": [0, 1] * 2}

@@ -125,8 +125,10 @@ def records_of(
     Those ``measured`` set no arms apart unless ``columns.arm`` names them. The page calls the table ``source``.
 
     Raises:
-        RequestError: a column is absent, a row makes no sense, or two rows are one run.
+        RequestError: there are no rows, a column is absent, a row makes no sense, or two rows are one run.
     """
+    if table.empty:
+        raise RequestError(f"{source} has no rows")
     table, read_from = long(table if table.index.is_unique else table.reset_index(drop=True), columns.loss)
     table, left_out = _without_averages(_last_of_trials(plain(table)), columns)
     exported = table.rename(columns=lambda column: key_now(str(column)))
