@@ -120,6 +120,7 @@ benchmarks/PLANTED_FAULTS
 benchmarks/PLANTED_SPIKES
 benchmarks/RECORDED_FAULTS
 benchmarks/RECORDED_PEERS
+benchmarks/OTHER_LOOPS
 benchmarks/SCALE
 CONTRIBUTING
 CHANGELOG

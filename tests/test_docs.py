@@ -78,6 +78,14 @@ def faults(find: Callable[[str], list[str]]) -> dict[str, list[str]]:
     return {page: faults for page, faults in found.items() if faults}
 
 
+def test_the_contents_of_the_site_list_every_page() -> None:
+    """Else ``make docs`` fails, which draws all reports first."""
+    contents = (HOME / "docs" / "conf.py").read_text(encoding="utf-8")
+    pages = [page for folder in ("docs/*.md", "benchmarks/*.md", "notebooks/*.ipynb") for page in HOME.glob(folder)]
+    names = [page.relative_to(HOME).with_suffix("").as_posix() for page in pages]
+    assert [name for name in names if f"\n{name}\n" not in contents] == []
+
+
 def test_what_pages_name_is_there() -> None:
     assert faults(missing_paths) == {}
     assert faults(unknown_commands) == {}
